@@ -292,6 +292,17 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
         fingerprint = make_fingerprint(changed, meta, samplers)
         with pytest.raises(ConfigError, match=rf"^short .* run \({key} was [^,]*, is [^,]*\);"):
             check_fingerprint("short", saved, fingerprint)
+    # a file is known by its content
+    files_of_lemmas = [tmp_path / name for name in ("lemmas.tsv", "copy.tsv", "other.tsv")]
+    fingerprints = []
+    for path, text in zip(files_of_lemmas, ("a\tb\n", "a\tb\n", "a\tc\n"), strict=True):
+        path.write_text(text)
+        augment = replace(config.augment, terminology=0.1)
+        changed = replace(config, augment=augment, lemmas=str(path))
+        fingerprints.append(make_fingerprint(changed, meta, samplers))
+    check_fingerprint("short", fingerprints[0], fingerprints[1])
+    with pytest.raises(ConfigError, match=r"another run \(lemmas was \w+, is \w+\);"):
+        check_fingerprint("short", fingerprints[0], fingerprints[2])
     free = replace(config, max_updates=7, keep_last=9, validate_every_updates=3)
     check_fingerprint("short", saved, make_fingerprint(free, meta, samplers))
 

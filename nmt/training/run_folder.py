@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nmt.config import Schedule, TrainConfig, settings_to_compare, settings_to_log
+from nmt.config import Schedule, TrainConfig, resolve_path, settings_to_compare, settings_to_log
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo
 from nmt.errors import ConfigError
@@ -78,12 +79,17 @@ def make_fingerprint(
     with `on_resume="free"` are left out.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
-    return {
+    fingerprint = {
         "data": data_info.data_sha256[:16],
         "tokenizer": data_info.tokenizer_sha256[:16],
         "mixture": "; ".join(mixtures),
         **settings_to_compare(config),
     }
+    if config.lemmas is not None:
+        # hints depend on the content of the file, not on its path
+        content = read_regular_file(resolve_path(config.lemmas))
+        fingerprint["lemmas"] = hashlib.sha256(content).hexdigest()[:16]
+    return fingerprint
 
 
 def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any]) -> None:
