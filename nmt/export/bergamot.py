@@ -127,7 +127,7 @@ def _make_items(model: MarianModel, quantization: Quantization) -> list[Item]:
     if OUTPUT in activation_limits:
         activation_limits = activation_limits | {output_name: activation_limits[OUTPUT]}
     for name, limit in activation_limits.items():
-        multiplier = struct.pack("<f", 127 / limit)
+        multiplier = struct.pack("<f", _int8_multiplier(limit))
         items.append(Item(f"{name}_QuantMultA", FLOAT32, (1, 1), multiplier))
     return items
 
@@ -164,11 +164,16 @@ def _quantize(name: str, array: np.ndarray[Any, Any]) -> Item:
 
     Weights of linear layers are stored transposed, but the item has the shape before that.
     """
-    multiplier = np.float32(127 / np.abs(array).max())
+    multiplier = np.float32(_int8_multiplier(np.abs(array).max()))
     integers = np.round(array * multiplier).astype(np.int8)
     if not _is_embedding(name):
         integers = integers.T
     return Item(name, INTGEMM8, array.shape, integers.tobytes() + struct.pack("<f", multiplier))
+
+
+def _int8_multiplier(limit: float) -> float:
+    """Return the factor that maps `limit` to 127. If all numbers are 0, any factor will do."""
+    return 127 / limit if limit > 0 else 1.0
 
 
 def model_file_name(info: ModelInfo, config: ExportConfig) -> str:

@@ -208,10 +208,10 @@ def _draw_column(
             if box.num_skipped:  # the residual connection begins below the boxes that it skips
                 _draw_residual(axes, style, x, ys[-box.num_skipped] - 0.12, y)
             ys.append(y)
-    first = len(column.below)
-    last = first + len(column.layer) - 1
-    bottom = ys[first] - 0.22
-    top = ys[last] + 0.76  # slightly above the last box of the layer
+    first_layer_box = len(column.below)
+    last_layer_box = first_layer_box + len(column.layer) - 1
+    bottom = ys[first_layer_box] - 0.22
+    top = ys[last_layer_box] + 0.76  # slightly above the last box of the layer
     frame = FancyBboxPatch((x - 0.07, bottom), 1.13, top - bottom, boxstyle=_ROUNDED)
     frame.set(fill=False, edgecolor=style.muted_color, linestyle=":")
     axes.add_patch(frame)

@@ -46,15 +46,15 @@ def load_translator(config: VisualizeConfig) -> Translator:
     return Translator.load(config.model_dir, device=config.device, backend=Engine.native)
 
 
-def load_single_model(config: VisualizeConfig, what: str) -> tuple[Translator, FastTransformer]:
-    """Load `config.model_dir`, which must be a single model of nmt, for the picture `what`.
+def load_single_model(config: VisualizeConfig, picture: str) -> tuple[Translator, FastTransformer]:
+    """Load `config.model_dir`, which must be a single model of nmt, for a picture.
 
     Returns the translator and its model.
     """
     translator = load_translator(config)
     model = attention_model(translator.backend)
     if model is None:
-        raise ConfigError(f"what={what} needs one model of nmt, not an ensemble or an export")
+        raise ConfigError(f"what={picture} needs one model of nmt, not an ensemble or an export")
     return translator, model
 
 
