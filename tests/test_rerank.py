@@ -463,6 +463,31 @@ def test_equal_scores_give_the_smallest_weights() -> None:
     assert find_weights(candidates, flat) == ChannelWeights(0.0, 0.0)
 
 
+def test_weights_choose_among_complete_candidates_as_translation_does() -> None:
+    lost = candidate("Hallo Anna", -1.0, reverse_log_prob=-1.0)
+    complete = candidate("Na, {name}", -9.0, reverse_log_prob=-9.0)
+    unfinished = candidate("{name} {name}", 0.0, reverse_log_prob=0.0, finished=False)
+    alone = LineResult([candidate("Hi", -2.0)])  # not scored
+    reranker = SimpleNamespace(
+        score=lambda sources, candidates: [
+            [replace(item, rerank_score=item.log_prob) for item in line] for line in candidates
+        ]
+    )
+    for protect, line, expected in (
+        (True, [lost, unfinished, complete], complete),
+        (True, [unfinished, lost], lost),
+        (False, [complete, unfinished, lost], lost),
+    ):
+        results = [LineResult(line), alone]
+        sources = ["Hi {name}", "Hi"]
+        ranked = rank_candidates(reranker, sources, results, n_best=3, protect=protect)
+        assert ranked[0].text == expected.text
+        candidates = [result.translations for result in ranked]
+        for weights in (ChannelWeights(0.0, 0.0), ChannelWeights(3.0, 3.0)):
+            chosen = choose_by_weights(candidates, weights)
+            assert [item.text for item in chosen] == [expected.text, "Hi"]
+
+
 @pytest.mark.slow
 def test_nmt_evaluate_finds_weights_and_prints_what_they_give(
     channel: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -192,7 +192,7 @@ def _tune(config: EvaluateConfig) -> None:
     weights = find_weights(candidates, counts.score)
     best_of_search = []
     for n_best in candidates:
-        best_of_search.append(max(n_best, key=lambda item: (item.finished, item.score)))
+        best_of_search.append(max(n_best, key=lambda item: (item.completeness, item.score)))
     systems = {"search": best_of_search, "reranked": choose_by_weights(candidates, weights)}
     scores: list[Score] = []
     for label, translations in systems.items():

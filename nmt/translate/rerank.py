@@ -133,16 +133,28 @@ def rank_candidates(
         [sources[i] for i in indices], [results[i].translations for i in indices]
     )
     for i, translations in zip(indices, candidates, strict=True):
-        text = sources[i] if tags is None else split_tag(sources[i], tags)[1]
-        ranks = []
-        for translation in translations:
-            is_complete = not protect or not lacks_protected(text, translation.text)
-            ranks.append((translation.finished, is_complete, translation.rerank_score))
+        if protect:
+            _, text = split_tag(sources[i], tags or Tags())
+            translations = _mark_lacking(text, translations)
         # equal ranks keep their order, also with `reverse`
-        order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)
-        best_first = [translations[k] for k in order[:n_best]]
-        ranked[i] = replace(results[i], translations=best_first)
+        best_first = sorted(translations, key=_rank, reverse=True)
+        ranked[i] = replace(results[i], translations=best_first[:n_best])
     return ranked
+
+
+def _mark_lacking(source: str, translations: Sequence[Translation]) -> list[Translation]:
+    """Return translations of a source with `lacks_protected` set."""
+    marked = []
+    for translation in translations:
+        is_lacking = lacks_protected(source, translation.text)
+        marked.append(replace(translation, lacks_protected=is_lacking))
+    return marked
+
+
+def _rank(translation: Translation) -> tuple[int, float]:
+    """Return the rank of a candidate that has a `rerank_score`."""
+    assert translation.rerank_score is not None
+    return translation.completeness, translation.rerank_score
 
 
 def _with_scores(translations: Sequence[Translation], scores: Sequence[float]) -> list[Translation]:

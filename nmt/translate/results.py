@@ -47,6 +47,23 @@ class Translation:
     reverse_log_prob: float | None = None
     """Log-probability of the source given this translation, in nats, by a reverse model. Only set
     with rerank=noisy_channel."""
+    lacks_protected: bool = False
+    """Whether a placeholder, tag or address of the line is missing. Only rerankers check this, and
+    only with the setting `protect`."""
+
+    @property
+    def completeness(self) -> int:
+        """The order of candidates before any score: 3 is the best, 0 the worst.
+
+        The first criterion is whether the translation is finished, the second whether it has all
+        placeholders, tags and addresses.
+        """
+        completeness = 0
+        if self.finished:
+            completeness += 2
+        if not self.lacks_protected:
+            completeness += 1
+        return completeness
 
     @property
     def num_tokens(self) -> int:

@@ -17,7 +17,6 @@ _Floats = npt.NDArray[np.float64]
 _REVERSE_WEIGHTS = np.arange(0, 31) / 10  # coarse grid: 0.0, 0.1, ..., 3.0
 _LENGTH_WEIGHTS = np.arange(-20, 31) / 10  # coarse grid: -2.0, -1.9, ..., 3.0
 _FINE_STEPS = np.arange(-4, 5) / 50  # around the best coarse weights: -0.08, -0.06, ..., 0.08
-_UNFINISHED_PENALTY = 1e9  # nats; ranks candidates that met the length limit after all others
 
 
 @dataclass(frozen=True)
@@ -68,18 +67,23 @@ def choose_by_weights(
 
 
 class _Features:
-    """The log-probabilities and lengths of candidates as arrays (N, K)."""
+    """The log-probabilities and lengths of candidates as arrays (N, K).
+
+    Weights choose only among the candidates with the highest completeness, as in `rank_candidates`.
+    """
 
     def __init__(self, candidates: Sequence[Sequence[Translation]]) -> None:
         shape = (len(candidates), max(map(len, candidates), default=1))
-        # the log-probability of a missing candidate is -inf, so that it is never chosen
+        # -inf for a candidate that is never chosen: it is missing, or less complete than another
         self._log_probs: _Floats = np.full(shape, -np.inf)
         self._reverse_log_probs: _Floats = np.zeros(shape)
         self._lengths: _Floats = np.zeros(shape)
         for i, translations in enumerate(candidates):
+            highest_completeness = max(item.completeness for item in translations)
             for k, translation in enumerate(translations):
-                penalty = 0.0 if translation.finished else _UNFINISHED_PENALTY
-                self._log_probs[i, k] = translation.log_prob - penalty
+                if translation.completeness < highest_completeness:
+                    continue
+                self._log_probs[i, k] = translation.log_prob
                 # lines with a single candidate are not scored by the reverse model
                 self._reverse_log_probs[i, k] = translation.reverse_log_prob or 0.0
                 self._lengths[i, k] = translation.num_tokens
