@@ -296,6 +296,9 @@ def test_settings_that_bergamot_lacks_are_refused_by_name(
         folder = random_model(tmp_path / name, vocabulary, d_model=64, d_ff=40, **STUDENT)
         with pytest.raises(ConfigError, match=f"format=bergamot cannot multiply {matrix}"):
             exported(folder, BERGAMOT, quantization=Quantization.int8)
+        with pytest.raises(ConfigError, match="format=bergamot cannot multiply"):
+            # refused before the folder of the calibration is read
+            exported(folder, BERGAMOT, quantization=Quantization.int8, calibration_data="absent")
     with pytest.raises(ConfigError, match="shortlist_data=x: needs format=ctranslate2 or berg"):
         ExportConfig(format=ExportFormat.marian, shortlist_data="x")
     wide = random_model(tmp_path / "wide", tokenizer, decoder_d_ff=40, **STUDENT)

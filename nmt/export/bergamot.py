@@ -19,10 +19,10 @@ import numpy as np
 import yaml
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import ExportConfig, Quantization
+from nmt.config import ExportConfig, Quantization, resolve_path
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError
-from nmt.export.calibration import OUTPUT
+from nmt.export.calibration import OUTPUT, measure_activations
 from nmt.export.huggingface import Weights
 from nmt.export.marian import SETTINGS, MarianModel, convert_model
 from nmt.export.shortlist import Candidates
@@ -67,7 +67,13 @@ def write_bergamot(
                 "format=bergamot needs the ids of the SentencePiece model, and this model has "
                 "others; use format=marian"
             )
+    if config.quantization is Quantization.int8:
+        _check_sizes(model)
     items = _make_items(model, config.quantization)
+    if config.calibration_data is not None:
+        data_dir = resolve_path(config.calibration_data)
+        limits = measure_activations(model.info, model.weights, tokenizers, data_dir)
+        items += _make_multipliers(limits, _output_matrix_name(model))
     items.append(Item(SETTINGS, INT8, (len(model.settings),), model.settings))
     (folder / model_file_name(info, config)).write_bytes(encode_items(items))
     settings = make_settings(info, tokenizers, config)
@@ -109,24 +115,20 @@ def make_settings(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
 
 
 def _make_items(model: MarianModel, quantization: Quantization) -> list[Item]:
-    """Return the tensors of a model and the multipliers of activations.
-
-    Raises `ConfigError` for int8 and a matrix of a size that Bergamot cannot multiply in int8.
-    """
-    output_name = _output_matrix_name(model)
+    """Return the tensors of a model."""
     items = []
     for name, array in model.arrays.items():
         if quantization is Quantization.int8 and _is_matrix(name):
-            is_multiplied = name == output_name or not _is_embedding(name)
-            if is_multiplied:
-                _check_size(name, array)
             items.append(_quantize(name, array))
         else:
             items.append(Item(name, FLOAT32, array.shape, array.astype("<f4").tobytes()))
-    activation_limits = model.activation_limits
-    if OUTPUT in activation_limits:
-        activation_limits = activation_limits | {output_name: activation_limits[OUTPUT]}
-    for name, limit in activation_limits.items():
+    return items
+
+
+def _make_multipliers(limits: dict[str, float], output_name: str) -> list[Item]:
+    """Return the multipliers of activations, from the limits that `measure_activations` returns."""
+    items = []
+    for name, limit in (limits | {output_name: limits[OUTPUT]}).items():
         multiplier = struct.pack("<f", _int8_multiplier(limit))
         items.append(Item(f"{name}_QuantMultA", FLOAT32, (1, 1), multiplier))
     return items
@@ -147,16 +149,22 @@ def _output_matrix_name(model: MarianModel) -> str:
     return next(name for name in names if name in model.arrays)
 
 
-def _check_size(name: str, array: np.ndarray[Any, Any]) -> None:
+def _check_sizes(model: MarianModel) -> None:
     """Raise `ConfigError` for a matrix of a size that Bergamot cannot multiply in int8."""
-    num_inputs, num_outputs = array.shape
-    if _is_embedding(name):
-        num_outputs, num_inputs = array.shape
-    if num_inputs % 64 or num_outputs % 8:
-        raise ConfigError(
-            f"format=bergamot cannot multiply {name} in int8: it has {num_inputs} inputs and "
-            f"{num_outputs} outputs, which are not multiples of 64 and 8; use quantization=float32"
-        )
+    output_name = _output_matrix_name(model)
+    for name, array in model.arrays.items():
+        is_multiplied = name == output_name or not _is_embedding(name)
+        if not _is_matrix(name) or not is_multiplied:
+            continue
+        num_inputs, num_outputs = array.shape
+        if _is_embedding(name):
+            num_outputs, num_inputs = array.shape
+        if num_inputs % 64 or num_outputs % 8:
+            raise ConfigError(
+                f"format=bergamot cannot multiply {name} in int8: it has {num_inputs} inputs and "
+                f"{num_outputs} outputs, which are not multiples of 64 and 8; use "
+                "quantization=float32"
+            )
 
 
 def _quantize(name: str, array: np.ndarray[Any, Any]) -> Item:

@@ -26,10 +26,9 @@ import yaml
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Norm, resolve_path
+from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Norm
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
-from nmt.export.calibration import measure_activations
 from nmt.export.huggingface import MARIAN, Weights, rename_weights
 from nmt.search.constraints import forbidden_ids
 
@@ -73,8 +72,10 @@ class MarianModel:
     settings: bytes  # YAML and a zero byte
     src_pieces: list[str]
     tgt_pieces: list[str]
-    # see `measure_activations`; empty without `calibration_data`
-    activation_limits: dict[str, float]
+    info: ModelInfo
+    """Describes `weights`. It can differ from the exported model, for example by a layer."""
+    weights: Weights
+    """The weights that `arrays` has, with the names of nmt. They include unused padding."""
 
 
 def convert_model(
@@ -93,22 +94,20 @@ def convert_model(
         weights = _forbid_ids(info, weights, tokenizers.tgt)
         if info.model.decoder is Decoder.attention:
             info, weights = _subtract_start(info, weights, tokenizers.tgt)
-    activation_limits = {}
-    if config.calibration_data is not None:
-        data_dir = resolve_path(config.calibration_data)
-        activation_limits = measure_activations(info, weights, tokenizers, data_dir)
+    marian_weights = weights
     if has_unused_padding:
         src_pieces = src_pieces[:-1]
         tgt_pieces = tgt_pieces[:-1]
-        weights = _drop_padding(weights)
-    arrays = _make_arrays(info, weights, config.max_positions)
+        marian_weights = _drop_padding(weights)
+    arrays = _make_arrays(info, marian_weights, config.max_positions)
     settings = yaml.safe_dump(_make_settings(info, [len(src_pieces), len(tgt_pieces)]))
     return MarianModel(
         arrays=arrays,
         settings=settings.encode("utf-8") + b"\0",
         src_pieces=src_pieces,
         tgt_pieces=tgt_pieces,
-        activation_limits=activation_limits,
+        info=info,
+        weights=weights,
     )
 
 
