@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from toy import write_data
 
 from nmt.config import DType, ExportConfig, ExportFormat, Quantization, SearchConfig
 from nmt.data import word_alignment
+from nmt.data.shuffle import shuffle_pairs
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_alignment import draw_pairs, make_links
 from nmt.errors import ConfigError
@@ -38,6 +42,32 @@ def test_candidates_are_the_translations_of_a_piece(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(word_alignment, "MAX_LINKS", 1000)
     num_links = len(make_links(draw_pairs(pairs), null_id=num_pieces).src)
     assert 1000 <= num_links < 1000 + 8 * 9
+
+
+def test_pairs_are_drawn_in_every_order_and_without_an_order_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = [([i], [i]) for i in range(4)]
+    orders = Counter(tuple(src[0] for src, _ in shuffle_pairs(pairs, seed)) for seed in range(2400))
+    assert len(orders) == 24  # all permutations
+    assert max(orders.values()) < 150
+    assert min(orders.values()) > 60
+    assert [*shuffle_pairs(pairs)] == [*shuffle_pairs(pairs)]
+
+    class HugeCorpus:
+        def __len__(self) -> int:
+            return 10**15
+
+        def __getitem__(self, index: int) -> tuple[list[int], list[int]]:
+            return [index], [index, index]
+
+    corpus: Any = HugeCorpus()
+    drawn = [src[0] for src, _ in itertools.islice(shuffle_pairs(corpus), 1000)]
+    assert len(set(drawn)) == 1000
+    assert min(drawn) < 10**13
+    assert max(drawn) > 99 * 10**13
+    monkeypatch.setattr(word_alignment, "MAX_LINKS", 1000)
+    assert len(draw_pairs(corpus)) == 250  # of 4 links each
 
 
 def read_candidates(folder: Path) -> dict[str, list[str]]:

@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.data.batch import Ids
-from nmt.data.binary import ParallelData
+from nmt.data.shuffle import Pairs, shuffle_pairs
 
 MAX_LINKS = 20_000_000  # number of links of all sampled pairs; they take 1 GB of memory
 NUM_ITERATIONS = 4  # number of steps of expectation maximization
-_SEED = 1
 _DIAGONAL_TENSION = 4.0  # lambda of Dyer et al. (2013): penalty for links off the diagonal
 _NULL_PROB = 0.08  # probability that a token has no counterpart
 _MIN_COPY_PROB = 0.5  # lowest probability of a link of equal ids, such as names and numbers
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Pairs = Sequence[tuple[Ids, Ids]] | ParallelData
 
 
 class Links(NamedTuple):
@@ -45,11 +43,10 @@ class Translations(NamedTuple):
 
 
 def draw_pairs(pairs: Pairs) -> list[tuple[Ids, Ids]]:
-    """Return pairs drawn at random, until they have `MAX_LINKS`."""
+    """Return pairs drawn at random, until they have `MAX_LINKS`. Draws no pair twice."""
     sampled: list[tuple[Ids, Ids]] = []
     num_links = 0
-    for index in np.random.default_rng(_SEED).permutation(len(pairs)):
-        src_ids, tgt_ids = pairs[index]
+    for src_ids, tgt_ids in shuffle_pairs(pairs):
         sampled.append((src_ids, tgt_ids))
         num_links += (len(src_ids) + 1) * len(tgt_ids)
         if num_links >= MAX_LINKS:

@@ -10,6 +10,7 @@ browsermt/marian-dev do.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,13 +23,13 @@ from torch import Tensor, nn
 
 from nmt.checkpoint import ModelInfo
 from nmt.data.batch import pad, pad_source
+from nmt.data.shuffle import shuffle_pairs
 from nmt.data.tokenizer import Tokenizers
 from nmt.export.shortlist import open_training_pairs
 from nmt.model.transformer import DecoderLayer, Layer, Transformer, causal_mask, padding_mask
 
 OUTPUT = "none"  # Marian's name of the output matrix, if a shortlist has selected its rows
 _NUM_PAIRS = 300
-_SEED = 1
 _NUM_DEVIATIONS = 1.1
 
 
@@ -56,8 +57,7 @@ def measure_activations(
     for matrix_input in _find_inputs(model):
         hook = _record_largest(matrix_input, largest)
         matrix_input.module.register_forward_pre_hook(hook)
-    for index in np.random.default_rng(_SEED).permutation(len(pairs))[:_NUM_PAIRS]:
-        src_ids, tgt_ids = pairs[index]
+    for src_ids, tgt_ids in itertools.islice(shuffle_pairs(pairs), _NUM_PAIRS):
         src, src_lengths = pad_source([src_ids], tokenizers)  # (1, S)
         tgt = pad([tgt_ids], pad_id=tokenizers.tgt.pad_id, bos=tokenizers.tgt.bos_id)  # (1, T)
         src_mask = padding_mask(src_lengths, src.size(1))
