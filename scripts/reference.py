@@ -19,7 +19,7 @@ from nmt.cli.commands import COMMANDS, NAME, Command, Setting
 from nmt.config import Range
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/settings"
-RESUMED = {"free": "may change", "log": "may change, logged", "refuse": ""}
+RESUMED = {"accept": "may change", "log": "may change, logged", "refuse": ""}
 EXPLAINED = {
     "preprocess": "[preprocess.md](../preprocess.md)",
     "train": "[training.md](../training.md)",

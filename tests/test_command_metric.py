@@ -87,7 +87,7 @@ def test_nmt_evaluate_prints_the_metric(
     assert command("evaluate", files, f"src={source}") == 2  # which nothing would read
     assert "src=" in capsys.readouterr().err
     assert command("evaluate", files, "metric_command=absent-program x") == 2
-    assert "begins with no program" in capsys.readouterr().err
+    assert "starts a program that is not installed" in capsys.readouterr().err
 
 
 def test_a_command_that_fails_or_prints_something_else_is_an_error() -> None:
@@ -101,5 +101,5 @@ def test_a_command_that_fails_or_prints_something_else_is_an_error() -> None:
         metric = CommandMetric(python_command(code))
         with pytest.raises(error, match=f"^metric_command=.*{message}"):
             evaluate(GOOD, REFERENCES, metrics=[], command_metric=metric)
-    with pytest.raises(ConfigError, match=r"metric_command=.*begins with no program"):
+    with pytest.raises(ConfigError, match=r"metric_command=.*a program that is not installed"):
         EvaluateConfig(hypotheses=["a"], references=["b"], metric_command="'open").check()

@@ -395,7 +395,7 @@ def test_every_setting_is_compared_on_resume_as_it_declares() -> None:
         compared = settings_to_compare(config)
         for key, _, on_resume in iterate_settings(config):
             is_equal = settings_to_compare(change(config, key)) == compared
-            assert is_equal == (on_resume == "free"), (name, key)
+            assert is_equal == (on_resume == "accept"), (name, key)
             assert (key in settings_to_log(config)) == (on_resume == "log"), (name, key)
 
 
@@ -403,11 +403,11 @@ def test_a_setting_is_compared_on_resume_unless_it_or_its_group_says_otherwise()
     for name, on_resume, keys in (
         ("train", "refuse", "model.d_model mix.news stages.late.mix.news"),
         ("train", "log", "max_updates dtype"),
-        ("train", "free", "search.beam_size keep_last device"),
+        ("train", "accept", "search.beam_size keep_last device"),
         ("translate", "refuse", "beam_size dtype format"),
-        ("translate", "free", "num_threads max_tokens model_dir"),
+        ("translate", "accept", "num_threads max_tokens model_dir"),
         ("preprocess", "refuse", "data.corpora.a.tsv tokenizer.type"),
-        ("preprocess", "free", "data.corpora.a.weight scheduler"),
+        ("preprocess", "accept", "data.corpora.a.weight scheduler"),
     ):
         settings = iterate_settings(composed(name, RESUMED[name]))
         declared = {key for key, _, resume_rule in settings if resume_rule == on_resume}
@@ -418,7 +418,7 @@ def test_help_and_documentation_list_the_settings_that_may_change() -> None:
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     for name in RESUMED:
         cells = [f"`nmt-{name}`"]
-        for on_resume in typing.get_args(ResumeRule)[1:]:  # log, free
+        for on_resume in typing.get_args(ResumeRule)[1:]:  # log, accept
             keys = keys_with_resume_rule(COMMANDS[name], on_resume)
             cells.append(", ".join(f"`{key}`" for key in keys))
         assert f"| {' | '.join(cells)} |\n" in page, name

@@ -115,7 +115,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ({"schedule": INVERSE_SQRT}, r"inverse_sqrt: needs optimizer\.peak_learning_rate"),
         (
             {"peak_learning_rate": 1e-3},
-            r"=0\.001: noam has its own; set optimizer",
+            r"=0\.001: noam has its own peak; set optimizer",
         ),
         ({"weight_decay": 0.1}, r"weight_decay=0\.1: needs optimizer\.name=adamw"),
         ({"name": Optimizer.schedule_free}, r"needs optimizer\.schedule=constant"),

@@ -167,7 +167,7 @@ def test_settings_that_contradict_each_other_are_errors() -> None:
         ({"length_weight": 0.5}, "length_weight=0.5: only works with rerank=noisy_channel"),
         ({"rerank": "command"}, "needs rerank_command=PROGRAM"),
         ({"rerank_command": "cat"}, "only works with rerank=command"),
-        ({"rerank": "command", "rerank_command": "absent-x"}, "begins with no program"),
+        ({"rerank": "command", "rerank_command": "absent-x"}, "program that is not installed"),
         ({"rerank": "msr"}, "rerank=msr: no such choice; did you mean mbr"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -146,7 +146,7 @@ WRONG_TURNS = {
     "train dtype=float8": ["dtype=float8: no such choice; did you mean float32"],
     "train tracker=tensorbord": ["did you mean tensorboard?"],
     "train optimizer.peak_learning_rate=nan": ["optimizer.peak_learning_rate=nan: is not a number"],
-    "train optimizer.peak_learning_rate=0.001": ["noam has its own; set optimizer.schedule="],
+    "train optimizer.peak_learning_rate=0.001": ["noam has its own peak; set optimizer.schedule="],
     "train config=bad.yaml": ["bad.yaml sets max_update,", "did you mean max_updates"],
     "train experiment=mine": ["did you mean mine.yaml?"],
     "translate backend=ct2": ["backend=ct2: no such choice", "ctranslate2"],

@@ -97,8 +97,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
             command_line.arguments.append(parse_argument(f"{key}={value}", command))
             is_after_flag = True
             continue
-        elif not equals and translate_flag(word, "true")[0] == word:
-            # the word has no value; `translate_flag` would have changed a flag such as bf16
+        elif not equals and not _is_bare_flag(word):
             advice = ""
             if is_after_flag:
                 advice = _advise_on_second_value(word, command_line.arguments[-1])
@@ -109,6 +108,12 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
             command_line.arguments.append(parse_argument(word, command))
         is_after_flag = False
     return command_line
+
+
+def _is_bare_flag(word: str) -> bool:
+    """Return whether a word without a value is a flag of another toolkit, such as bf16."""
+    key, _ = translate_flag(word, "true")
+    return key != word
 
 
 def _read_folders(value: str) -> list[Path]:
@@ -171,8 +176,10 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
                 break  # a flag, whose value follows
             if not _SETTING_OR_FLAG.match(text):
                 values.append(text)
-        values += ["FILE"] * len(keys)  # placeholders for missing values; `zip` drops the others
-        settings = [f"{key}={value}" for key, value in zip(keys, values, strict=False)]
+        settings = []
+        for position, likely_key in enumerate(keys):
+            file_name = values[position] if position < len(values) else "FILE"
+            settings.append(f"{likely_key}={file_name}")
         return f"write {shlex.join(settings)}"
     if command.name == "translate" and " " in word:
         return f"write input=FILE, or: echo {shlex.quote(word)} | nmt-translate"

@@ -116,7 +116,7 @@ _COMMANDS = (
         summary="Translate text: one output line per input line.",
         reads="text on stdin or in a file, and a run, checkpoint or model folder (several: an "
         "ensemble)",
-        writes="translations to stdout, or to a file that is resumed after a kill; "
+        writes="translations to stdout, or to a file; the same command continues a killed job; "
         "format=json gives n-best lists with scores",
         examples=(
             "nmt-translate model_dir=runs/mine/average beam_size=4 < in.en > out.de",
@@ -132,7 +132,7 @@ _COMMANDS = (
         summary="Translate training sources with a teacher, for a student to learn from.",
         reads="source text in files, and a run, checkpoint or model folder (several: an ensemble)",
         writes="output: src.txt and tgt.txt, aligned, and summary.json; pairs that are empty, "
-        "repetitive or very unequal in length are dropped; resumed after a kill",
+        "repetitive or very unequal in length are dropped; the same command continues a killed job",
         examples=(
             "nmt-distill model_dir=runs/teacher input=train.en output=data/distilled",
             "nmt-distill model_dir=[runs/a,runs/b] input=mono-*.en.gz beam_size=4 devices=0",
@@ -271,7 +271,7 @@ def list_settings(
             yield Setting(key, type_hint, "", help, resume_rule)
         elif not dataclasses.is_dataclass(type_hint):
             yield Setting(key, type_hint, _default_text(field), help, resume_rule)
-        if dataclasses.is_dataclass(type_hint):
+        if dataclasses.is_dataclass(type_hint):  # a group, or the values of a mapping
             yield from list_settings(typing.cast(type[Any], type_hint), f"{key}.", resume_rule)
 
 
@@ -350,9 +350,9 @@ def command_help(command: Command, values: Mapping[str, Any] | None = None) -> s
 
 def _resume_help(command: Command) -> str:
     """Return the paragraph of `--help` about settings that a resumed command may change."""
-    free_keys = ", ".join(keys_with_resume_rule(command, "free"))
+    accepted_keys = ", ".join(keys_with_resume_rule(command, "accept"))
     logged_keys = ", ".join(keys_with_resume_rule(command, "log"))
-    text = f"may change when the command resumes: {free_keys}"
+    text = f"may change when the command resumes: {accepted_keys}"
     if logged_keys:
         text += f"; and, with a line in the log, {logged_keys}"
     return textwrap.fill(text, width=_TEXT_WIDTH, break_on_hyphens=False)

@@ -49,7 +49,7 @@ _LENGTH_BOUNDS = (1, 4, 11, 21, 41, math.inf)
 class _TestSet:
     """Hypotheses and references that are scored together."""
 
-    references: list[list[str]]
+    references: list[list[str]]  # one list of lines for each reference file
     bleu_tokenizer: str
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
@@ -182,17 +182,18 @@ def _tune(config: EvaluateConfig) -> None:
     candidate_texts = []
     for n_best in candidates:
         candidate_texts.append([translation.text for translation in n_best])
-    counts = scoring.CandidateCounts(
+    candidate_counts = scoring.CandidateCounts(
         candidate_texts,
         test_set.references,
         metric=config.metrics[0],
         tokenize=test_set.bleu_tokenizer,
         lowercase=config.lowercase,
     )
-    weights = find_weights(candidates, counts.score)
+    weights = find_weights(candidates, candidate_counts.score)
     best_of_search = []
     for n_best in candidates:
-        best_of_search.append(max(n_best, key=lambda item: (item.completeness, item.score)))
+        best = max(n_best, key=lambda translation: (translation.completeness, translation.score))
+        best_of_search.append(best)
     systems = {"search": best_of_search, "reranked": choose_by_weights(candidates, weights)}
     scores: list[Score] = []
     for label, translations in systems.items():
@@ -356,9 +357,11 @@ def _perturb(test_set: _TestSet, change: Perturbation, seed: int) -> _TestSet:
     for i, source in enumerate(test_set.sources):
         rng = Random(f"{change.value} {seed} {i}")
         line_references = [lines[i] for lines in test_set.references]
-        perturbed_source, perturbed = perturb.perturb_line(source, line_references, change, rng)
+        perturbed_source, perturbed_references = perturb.perturb_line(
+            source, line_references, change, rng
+        )
         sources.append(perturbed_source)
-        for lines, line in zip(references, perturbed, strict=True):
+        for lines, line in zip(references, perturbed_references, strict=True):
             lines.append(line)
     label = test_set.add_label(change.value)
     return replace(test_set, sources=sources, references=references, label=label)
@@ -373,11 +376,14 @@ def _divide_by_length(test_set: _TestSet) -> list[_TestSet]:
         if not indices:
             continue
         length_range = f"{low} words or more" if high == math.inf else f"{low} to {high - 1} words"
+        references = []
+        for lines in test_set.references:
+            references.append([lines[i] for i in indices])
         group = replace(
             test_set,
             sources=[test_set.sources[i] for i in indices],
             hypotheses=[test_set.hypotheses[i] for i in indices],
-            references=[[lines[i] for i in indices] for lines in test_set.references],
+            references=references,
             label=test_set.add_label(f"{length_range} (n={len(indices)})"),
         )
         groups.append(group)

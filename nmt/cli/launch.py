@@ -28,7 +28,7 @@ _SIGNAL_HINTS = {  # appended to the message about a rank that a signal killed
     "SIGKILL": "; was there enough memory?",
     "SIGABRT": "; NCCL aborts a rank that waits longer than timeout_seconds",
 }
-# distances of a failure from the origin of all failures, see `_Cause`
+# How far a failure is from the first failure, which caused the others; see `_Cause`
 _OWN_ERROR = 0  # an error of the rank itself
 _NO_ANSWER = 1  # the rank was killed, or waited for another rank in vain
 _LOST_CONNECTION = 2  # the rank lost the connection to another rank
@@ -117,9 +117,9 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
 
 @dataclass(frozen=True, order=True)
 class _Cause:
-    """Why a rank failed. Causes are ordered: the first is the likely origin of the others."""
+    """Why a rank failed. Causes are ordered: the smallest one probably led to the others."""
 
-    distance: int  # from the origin, such as `_OWN_ERROR`
+    distance: int  # from the first failure, such as `_OWN_ERROR`
     timestamp: int  # when the rank failed, in seconds
     rank: int
     exit_code: int

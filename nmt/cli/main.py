@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _QUIET_WORDS = ("-q", "--quiet", "quiet=true")
 _VERBOSE_WORDS = ("-v", "-verbose", "--verbose", "verbose=true")
 _LEVEL_VARIABLE = "NMT_LOG_LEVEL"
-_OUR_COMMAND = {  # keyed by the name of the command in other toolkits
+_COMMAND_TO_SUGGEST = {  # keyed by the name of the command in other toolkits
     "generate": "translate",
     "interactive": "translate",
     "decode": "translate",
@@ -95,7 +95,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         elif "--version" in words:
             print(f"nmt {__version__}")
         elif command is None:
-            name = _OUR_COMMAND.get(words[0], words[0])
+            name = _COMMAND_TO_SUGGEST.get(words[0], words[0])
             suggestion = suggest_names(name, COMMANDS, "nmt --help lists all")
             raise NmtError(f"no command {words[0]}; {suggestion}")
         else:

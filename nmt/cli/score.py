@@ -61,7 +61,7 @@ def _score_pairs(
     """Score pairs in windows of `window_lines`, and yield the JSON record of each pair."""
     search = translator.search_config(**config.search_changes())
     translator.backend.check(search, scoring=True)
-    tags = translator.choose_tags(**config.direction)
+    tags = translator.choose_tags(**config.language_options)
     reverse_model = None
     if config.reverse_model is not None:
         languages = translator.find_languages(tags)
@@ -76,7 +76,7 @@ def _score_pairs(
             search,
             first_line=first_line,
             max_tokens=config.max_tokens,
-            **config.direction,
+            **config.language_options,
         )
         reverse_hypotheses: Sequence[Hypothesis | None] = [None] * len(window)
         if reverse_model is not None:
@@ -139,7 +139,7 @@ def _to_record(
         "log_prob": hypothesis.log_prob,
         "per_token": _per_token(hypothesis),
         "score": hypothesis.score,
-        "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
+        "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),  # without EOS
         "token_log_probs": hypothesis.token_log_probs,
     }
     if hypothesis.alignment is not None:

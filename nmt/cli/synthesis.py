@@ -15,9 +15,9 @@ from nmt.cli.translate import WindowTranslator, with_chosen_backend
 from nmt.config import (
     BacktranslateConfig,
     DistillConfig,
+    FileTranslationConfig,
     SynthesisConfig,
     TranslateConfig,
-    TranslationConfig,
     resolve_path,
 )
 from nmt.data.languages import LanguagePair, default_directions
@@ -128,7 +128,7 @@ def _find_inputs(config: SynthesisConfig) -> list[str]:
 
 def _load_translator(config: SynthesisConfig) -> WindowTranslator:
     """Load the models, with the settings that `config` shares with nmt-translate."""
-    names = [setting.name for setting in fields(TranslationConfig)]
+    names = [setting.name for setting in fields(FileTranslationConfig)]
     settings = {name: getattr(config, name) for name in names}
     # `WindowTranslator` does not use `input` and `output`
     return WindowTranslator(TranslateConfig(**settings, input="-", output="-"))

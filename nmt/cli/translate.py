@@ -17,13 +17,13 @@ import torch
 from nmt.cli.streams import check_input, find_output, input_size, open_input, open_output
 from nmt.cli.translate_document import InputDocument, open_document
 from nmt.config import (
-    DirectionConfig,
     Engine,
+    FileTranslationConfig,
+    LanguagePairConfig,
     OutputFormat,
     SearchConfig,
     TooLong,
     TranslateConfig,
-    TranslationConfig,
     resolve_path,
 )
 from nmt.data.languages import encode_starts, find_source_prefix
@@ -44,7 +44,7 @@ from nmt.translate.translator import Translator
 from nmt.translate.windows import Window, WindowReader
 
 log = logging.getLogger(__name__)
-ConfigT = TypeVar("ConfigT", bound=TranslationConfig)
+ConfigT = TypeVar("ConfigT", bound=FileTranslationConfig)
 
 
 def translate(config: TranslateConfig) -> None:
@@ -202,8 +202,8 @@ def _load_window_function(
 def with_chosen_backend(config: ConfigT) -> ConfigT:
     """Replace `backend=auto` by a backend and its quantization.
 
-    A job chooses before it starts workers, so that all workers use the same backend. If the choice
-    differs when a job is resumed, the job starts over.
+    Called before workers start, so that all workers use the same backend. If another backend is
+    chosen when a job is resumed, the job starts over.
     """
     if config.backend is not Engine.auto:
         return config
@@ -229,7 +229,7 @@ def with_chosen_backend(config: ConfigT) -> ConfigT:
     return replace(config, backend=choice.backend, quantization=choice.quantization)
 
 
-def load_translator(config: DirectionConfig, device: str) -> Translator:
+def load_translator(config: LanguagePairConfig, device: str) -> Translator:
     """Load the model or ensemble in `model_dir` on `device`."""
     return Translator.load(
         config.model_dir,
@@ -274,7 +274,7 @@ def _resolve_settings(
         rerank=config.reranking,
         context=config.context,
         with_scores=config.format is OutputFormat.json or n_best > 1,
-        tags=translator.choose_tags(**config.direction),
+        tags=translator.choose_tags(**config.language_options),
     )
     translator.load_reranker(options, search)  # raises an error before text is read
     return search, options

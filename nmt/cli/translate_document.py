@@ -35,8 +35,10 @@ class InputDocument:
 
         The results are stored as JSON until the document is written.
         """
-        alignment = any(text.needs_alignment for text in self.document.texts)
-        return replace(config, format=OutputFormat.json, alignment=alignment or config.alignment)
+        needs_alignment = any(text.needs_alignment for text in self.document.texts)
+        return replace(
+            config, format=OutputFormat.json, alignment=needs_alignment or config.alignment
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -78,8 +80,9 @@ def open_document(config: TranslateConfig, output_file: Path | None) -> InputDoc
         return None
     if output_file is None or output_file.suffix.lower() != suffix:
         if suffix in PACKAGES:
-            rule = f"give the path of a file that ends in {suffix}"
-            raise ConfigError(f"output={config.output}: {rule}")
+            raise ConfigError(
+                f"output={config.output}: give the path of a file that ends in {suffix}"
+            )
         return None
     rule = "does not work with documents"
     config.require(config.format is OutputFormat.text, "format", rule)
@@ -95,5 +98,7 @@ def open_document(config: TranslateConfig, output_file: Path | None) -> InputDoc
         document = read_document(Path(name).name, content, options)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    sentences = [sentence for text in document.texts for sentence in text.sentences]
+    sentences: list[str] = []
+    for text in document.texts:
+        sentences += text.sentences
     return InputDocument(document, sentences, output_file)

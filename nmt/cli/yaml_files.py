@@ -178,7 +178,7 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
 
     A text for a list becomes a list of one item. Whole numbers may be written as 100k, 1e5 or 1.0.
     For an optional number, auto means null. Keys and values of groups are converted and checked,
-    too. OmegaConf later converts to the type.
+    too. OmegaConf later converts the text of a number to an int or a float.
     """
     if value == "auto" and _is_optional_number(type_hint):
         return None

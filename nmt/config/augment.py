@@ -21,7 +21,7 @@ class NoiseConfig(Settings):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether any setting differs from its default, which adds no noise."""
+        """Whether any setting adds noise, as none does by default."""
         return self != NoiseConfig()
 
 
@@ -39,17 +39,19 @@ class AugmentConfig(Settings):
     )
     lower: float = option(0.0, "both sides without capitals", low=0, high=1)
     punct: float = option(
-        0.0, "without the mark at the end, if it is the same on both sides", low=0, high=1
+        0.0, "both sides without the mark at the end, if it is the same", low=0, high=1
     )
     typos: float = option(0.0, "1 to 4 typos in the source", low=0, high=1)
     spaces: float = option(0.0, "a wrong space at a punctuation mark of the source", low=0, high=1)
     inline_noise: float = option(
         0.0, "a random word, emoji, symbol or address inserted into both sides", low=0, high=1
     )
-    noise: float = option(0.0, "both sides replaced by such words", low=0, high=1)
+    noise: float = option(
+        0.0, "both sides replaced by random words, emoji, symbols or addresses", low=0, high=1
+    )
     terminology: float = option(
         0.0,
-        "1 to 3 source words with hints, the target words that translate them",
+        "hints at 1 to 3 source words: the target words that translate them",
         low=0,
         high=1,
     )

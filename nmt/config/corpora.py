@@ -17,7 +17,7 @@ symbol is for Mozilla's models.
 
 
 class Corpus(str, Enum):
-    """Where the parallel text comes from: files or datasets, or a corpus included in nmt."""
+    """Source of the parallel text: files or datasets, or a corpus included in nmt."""
 
     files = "files"
     numbers = "numbers"  # included: number names
@@ -29,7 +29,8 @@ class Invalid(str, Enum):
 
     error = "error"  # stop and name file, line and byte
     # replace invalid bytes with U+FFFD, and count them
-    replace = "replace"  # type: ignore[assignment]  # shadows str.replace
+    # (mypy must ignore that this member replaces the method str.replace)
+    replace = "replace"  # type: ignore[assignment]
     drop = "drop"  # drop and count the training pair; replace in held-out lines
 
 
@@ -69,8 +70,8 @@ class SplitConfig(Settings):
         None, "scores of src and tgt, line by line: numbers, or JSON objects with the field score"
     )
     dataset: str | None = option(None, "Hugging Face dataset: hub name, local folder or file")
-    dataset_config: str | None = option(None, "its configuration, for example de-en")
-    dataset_split: str | None = option(None, "its split, for example train")
+    dataset_config: str | None = option(None, "configuration of the dataset, for example de-en")
+    dataset_split: str | None = option(None, "split of the dataset, for example train")
 
     def check(self) -> None:
         keys = self.source_keys
@@ -134,7 +135,9 @@ class HeldOutConfig(SplitConfig):
     """A validation or test set: separate text, or pairs taken out of the training text."""
 
     num_pairs: float | None = option(
-        None, "number of pairs to take out of train instead; below 1: a share of its pairs", above=0
+        None,
+        "number of pairs to take out of train instead; below 1: share of the pairs of train",
+        above=0,
     )
 
     def check(self) -> None:
@@ -160,7 +163,7 @@ class CorpusConfig(SplitConfig):
         1.0,
         "how often an epoch contains each pair; 0 leaves the corpus out",
         low=0,
-        on_resume="free",
+        on_resume="accept",
     )
     src_lang: str | None = option(None, "source language, if corpora differ in it")
     tgt_lang: str | None = option(None, "target language, if corpora differ in it; sets src_tag")
@@ -209,9 +212,9 @@ class DataConfig(Settings):
     )
     temperature: float = option(  # a change rewrites only the index of the data folder
         1.0,
-        "above 1: evens out the corpora: weight * size^(1/temperature)",
+        "above 1: evens out the shares of the corpora, which are weight * size^(1/temperature)",
         low=1,
-        on_resume="free",
+        on_resume="accept",
     )
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
@@ -220,17 +223,17 @@ class DataConfig(Settings):
         16.0,
         "maximum size of a text from stdin or a pipe, unpacked, in GB",
         above=0,
-        on_resume="free",
+        on_resume="accept",
     )
     license: str | None = option(  # a change rewrites only the report
         None,
         "license of the text, such as cc-by-4.0, for the README.md of models",
-        on_resume="free",
+        on_resume="accept",
     )
     made_by: str | None = option(
         None,
         "command that makes the files, for the message when they are missing",
-        on_resume="free",
+        on_resume="accept",
     )
 
     def check(self) -> None:
@@ -252,7 +255,7 @@ class DataConfig(Settings):
         if self.corpora:
             text_keys.append("data.corpora")
         if self.corpus is not Corpus.files:
-            rule = f"has all its text; leave out {', '.join(text_keys)}, or set data=files"
+            rule = f"includes its text; leave out {', '.join(text_keys)}, or set data=files"
             self.require(not text_keys, "corpus", rule)
         self._check_tags()
 
@@ -273,11 +276,12 @@ class DataConfig(Settings):
         for split in (self.train, *self.corpora.values()):
             rule = "does not work with an alignment of words"
             self.require(not split.has_alignment, "context", rule)
-        is_drawn = any(split.num_pairs is not None for split in (self.valid, self.test))
+        takes_pairs = any(split.num_pairs is not None for split in (self.valid, self.test))
         rule = (
-            "does not work with num_pairs, whose pairs are not documents; give files of documents"
+            "does not work with num_pairs, which takes single pairs; give files of documents for "
+            "data.valid and data.test"
         )
-        self.require(not is_drawn, "context", rule)
+        self.require(not takes_pairs, "context", rule)
 
     def _check_num_pairs(self) -> None:
         """Raise a `ConfigError` if one `num_pairs` is a share and the other one a number.
@@ -291,7 +295,7 @@ class DataConfig(Settings):
                 sum(counts) < 1,
                 "num_pairs of data.valid and data.test",
                 counts,
-                "must both be numbers, or both be shares, below 1 together",
+                "must both be numbers of pairs, or shares that add up to less than 1",
             )
 
     def _check_tags(self) -> None:

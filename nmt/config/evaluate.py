@@ -11,7 +11,7 @@ from nmt.config.runtime import VERIFY_KEY_HELP, RuntimeConfig
 from nmt.config.search import SearchOverrides
 from nmt.errors import ConfigError
 
-# settings that have no effect without a model, or without a baseline
+# settings that have an effect only with a model, or only with a baseline
 _ONLY_WITH_MODEL = ("split", "src_lang", "device", "by_length")
 _ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
 
@@ -58,7 +58,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     """Settings of `nmt-evaluate`."""
 
     hypotheses: list[str] = option(
-        [], "detokenized translations, one per line; -: stdin; [a,b]: compare a with others"
+        [], "detokenized translations, one per line; -: stdin; [a,b,c]: compare a with b and c"
     )
     references: list[str] = option([], "reference files, aligned line by line: r.de or [r1,r2]")
     baseline: str | None = option(None, "translations of another system to compare with")
@@ -111,7 +111,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         self.require(bool(self.metrics), "metrics", "name at least one")
         if self.metric_command is not None:
             is_program = find_program(self.metric_command) is not None
-            self.require(is_program, "metric_command", "begins with no program of this machine")
+            self.require(is_program, "metric_command", "starts a program that is not installed")
         if has_model and self.src is None:  # the data folder has its own references and languages
             for key in ("baseline", "references", "src_lang"):
                 self.require(not getattr(self, key), key, "needs src=FILE")
@@ -142,7 +142,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         """Raise a `ConfigError` for settings that have no effect on files of hypotheses."""
         search_keys = {setting.name for setting in fields(SearchOverrides)}
         search_keys |= {setting.name for setting in fields(RerankConfig)}
-        # without a model, significance tests use the seed, and the count of terms the glossary
+        # without a model, significance tests use `seed`, and counts of terms use `glossary`
         search_keys -= {"seed", "glossary"}
         self.require(not self.perturb, "perturb", "does nothing without model_dir")
         self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))

@@ -62,13 +62,13 @@ class ExportConfig(ChecksumConfig):
     )
     shortlist_data: str | None = option(
         None,
-        "data folder to learn a shortlist of target pieces from (ctranslate2 and bergamot); null: "
-        "none",
+        "data folder to learn a shortlist of target pieces from (ctranslate2, bergamot); null: no "
+        "shortlist",
     )
     calibration_data: str | None = option(
         None,
-        "data folder to measure fixed scales of activations on (bergamot with int8); null: scales "
-        "are computed in each multiplication",
+        "data folder on which to measure fixed scales of activations (bergamot with int8); null: "
+        "each multiplication computes its scales",
     )
 
     def check(self) -> None:

@@ -124,10 +124,12 @@ class ModelConfig(Settings):
     tied_output: bool = option(True, "use the target embedding as the output matrix")
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
     alignment_heads: int | None = option(
-        None, "number of heads that align words, the first of a decoder layer; null: all", low=1
+        None, "number of heads that align words, counted from the first; null: all", low=1
     )
     alignment_shift: bool = option(
-        False, "align a target token in the step that reads it, not in the step that predicts it"
+        False,
+        "align a target token by the attention of the step that reads it, instead of the step "
+        "that predicts it",
     )
     source_eos: bool = option(True, "end the encoder input with EOS; false: as OpenNMT-py does")
 
@@ -140,7 +142,7 @@ class ModelConfig(Settings):
 
     def check(self) -> None:
         if self.decoder_d_ff == self.d_ff:
-            self.decoder_d_ff = None  # so that equal architectures have equal settings
+            self.decoder_d_ff = None  # equal architectures have equal settings
         if self.head_size is None:
             is_divisor = self.d_model % self.num_heads == 0
             rule = f"must divide model.d_model={self.d_model}; or set model.head_size"
@@ -155,7 +157,7 @@ class ModelConfig(Settings):
             rule = f"must be at most model.num_heads={self.num_heads}"
             self.require(has_heads, "alignment_heads", rule)
         if self.positions is Positions.rotary:
-            rule = f"needs an even number of dimensions of a head (model.head_size), not {self.d_k}"
+            rule = f"needs an even number of dimensions per head (model.head_size), not {self.d_k}"
             self.require(self.d_k % 2 == 0, "positions", rule)
         if not self.positions.is_sinusoidal:
             self.require(self.position_offset == 0, "position_offset", "needs sinusoidal positions")

@@ -41,7 +41,8 @@ class OptimizerConfig(Settings):
     )
     beta1: float = option(
         0.9,
-        "decay of the mean of gradients; schedule_free: share of the average in trained weights",
+        "decay of the mean of gradients; schedule_free: share of the averaged weights in the "
+        "weights at which gradients are computed",
         low=0,
         below=1,
     )
@@ -83,5 +84,8 @@ class OptimizerConfig(Settings):
             )
             self.require(peak is not None, "schedule", rule)
         if self.schedule is Schedule.noam:
-            rule = "noam has its own; set optimizer.schedule=inverse_sqrt (or cosine, linear, ...)"
+            rule = (
+                "noam has its own peak; set optimizer.schedule=inverse_sqrt (or cosine, linear, "
+                "...)"
+            )
             self.require(peak is None, "peak_learning_rate", rule)

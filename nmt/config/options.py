@@ -24,11 +24,11 @@ _MAX_TEXT_BYTES = 1 << 26  # size of a file whose lines are values of a setting
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 EnumType = TypeVar("EnumType", bound=Enum)
 
-# How a command that resumes earlier work treats a setting whose value has changed since then.
-# "refuse": nmt-train stops with an error, and other commands start over.
-# "log": the command resumes and logs the change.
-# "free": the command resumes.
-ResumeRule = Literal["refuse", "log", "free"]
+# How a command that resumes earlier work treats a setting whose value has changed since then:
+# "refuse": nmt-train stops with an error, and other commands start over;
+# "log": the command resumes and logs the change;
+# "accept": the command resumes.
+ResumeRule = Literal["refuse", "log", "accept"]
 
 
 class OutputFormat(str, Enum):
@@ -129,7 +129,7 @@ class Settings:
         """Raise a `ConfigError` for contradictory settings; subclasses override this."""
 
     def require(self, condition: bool, key: str, rule: str) -> None:
-        """Raise a `ConfigError` with key, value and rule of a setting unless `condition` holds.
+        """Raise the `ConfigError` "KEY=VALUE: RULE" for a setting unless `condition` holds.
 
         `key` may name a setting in a group, such as `optimizer.name`.
         """
@@ -138,7 +138,7 @@ class Settings:
 
 
 def require_valid(is_valid: bool, key: str, value: object, rule: str) -> None:
-    """Raise a `ConfigError` with key, value and rule of a setting unless `is_valid`."""
+    """Raise the `ConfigError` "KEY=VALUE: RULE" unless `is_valid`."""
     if not is_valid:
         raise _invalid_value(key, value, rule)
 
@@ -194,10 +194,10 @@ def _iterate_value(
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
-    """Return the settings of `config` whose rule is not "free": keys, and values for JSON."""
+    """Return the settings of `config` whose rule is not "accept": keys, and values for JSON."""
     compared = {}
     for key, value, resume_rule in iterate_settings(config):
-        if resume_rule != "free":
+        if resume_rule != "accept":
             compared[key] = to_primitive(value)
     return compared
 
@@ -208,7 +208,7 @@ def settings_to_log(config: Any) -> set[str]:
 
 
 def to_primitive(value: Any) -> Any:
-    """Convert the value of a setting for JSON: an enum member to its value, a list to one text."""
+    """Convert a setting for JSON: an enum member to its value, a list to text with commas."""
     if isinstance(value, list):
         return ",".join(str(to_primitive(item)) for item in value)
     if isinstance(value, Enum):

@@ -27,17 +27,22 @@ class FilterConfig(Settings):
     """
 
     prefix = "filter."
-    max_ratio: float = option(0.0, "maximum ratio of the token counts of both sides; 0 disables")
+    max_ratio: float = option(
+        0.0,
+        "drop a pair if one side has more than this many times the tokens of the other; 0 disables",
+    )
     min_score: float | None = option(
         None, "drop pairs with a lower score; needs data.train.score", low=-(10**6), high=10**6
     )
     identical: bool = option(False, "drop pairs whose source equals the target")
     numbers: bool = option(False, "drop pairs whose sides have different numbers")
     urls: bool = option(False, "drop pairs whose sides have different web or e-mail addresses")
-    currency: bool = option(False, "drop pairs whose sides both have currency signs, but others")
+    currency: bool = option(
+        False, "drop pairs whose sides both have currency signs, but different ones"
+    )
     min_letters: float = option(
         0.0,
-        "minimum share of letters among the characters of a side, without spaces",
+        "minimum share of letters among the characters of a side other than spaces",
         low=0,
         high=1,
     )
@@ -46,13 +51,15 @@ class FilterConfig(Settings):
     )
     duplicates: Duplicates = option(
         Duplicates.keep,
-        "drop pairs that repeat a pair, src or tgt, except the one with the best score, or the "
-        "first; keep: drop none",
+        "which repeated pairs to drop: pair (same src and tgt), src or tgt; the pair with the best "
+        "score, else the first, stays; keep: drop none",
     )
     max_unknown: float = option(1.0, "maximum share of unknown and byte tokens", low=0, high=1)
     max_foreign: float = option(1.0, "maximum share of letters of other scripts", low=0, high=1)
-    src_scripts: list[str] = option([], "scripts of the source, such as Latin; empty: by language")
-    tgt_scripts: list[str] = option([], "scripts of the target; empty: by language")
+    src_scripts: list[str] = option(
+        [], "scripts of the source, such as Latin; empty: those of its language"
+    )
+    tgt_scripts: list[str] = option([], "scripts of the target; empty: those of its language")
     language: bool = option(False, "drop pairs in other languages (pip install nmt[langid])")
 
     def check(self) -> None:
@@ -72,12 +79,12 @@ class PreprocessConfig(Settings):
     data: DataConfig = option(DataConfig, "the text")
     tokenizer: TokenizerConfig = option(TokenizerConfig, "the subword tokenizer")
     filter: FilterConfig = option(FilterConfig, "which training pairs are dropped")
-    data_dir: str = option(DEFAULT_DATA_DIR, "folder to write", on_resume="free")
+    data_dir: str = option(DEFAULT_DATA_DIR, "folder to write", on_resume="accept")
     overwrite: bool = option(
-        False, "replace a data folder of other text or settings", on_resume="free"
+        False, "replace a data folder of other text or settings", on_resume="accept"
     )
     experiment: str | None = option(
-        None, "name or YAML file of settings for all commands", on_resume="free"
+        None, "name or YAML file of settings for all commands", on_resume="accept"
     )
     max_length: int = option(
         256, "maximum tokens of a training sentence, EOS included; longer pairs are dropped", low=2
@@ -89,13 +96,13 @@ class PreprocessConfig(Settings):
     scheduler: str | None = option(
         None,
         "address of a Dask scheduler whose workers share the work, such as tcp://host:8786",
-        on_resume="free",
+        on_resume="accept",
     )
     seed: int = option(
         0, "for sampling lines and pairs, and for data=copy", low=0, high=LARGEST_SEED
     )
     num_threads: int = option(
-        0, "worker processes; 0: one per CPU core", low=0, high=1024, on_resume="free"
+        0, "worker processes; 0: one per CPU core", low=0, high=1024, on_resume="accept"
     )
 
     def check(self) -> None:

@@ -42,7 +42,7 @@ class RerankConfig(Settings):
     reverse_model: list[str] | None = option(  # a resumed job compares the files in these folders
         None,
         "noisy_channel: run, checkpoint or model folder that translates back; several: an ensemble",
-        on_resume="free",
+        on_resume="accept",
     )
     reverse_weight: float = option(
         1.0,
@@ -59,13 +59,13 @@ class RerankConfig(Settings):
     )
     rerank_timeout: float = option(
         3600.0,
-        "seconds that rerank_command may take for window_lines lines",
+        "maximum seconds that rerank_command may take for window_lines lines",
         above=0,
-        on_resume="free",
+        on_resume="accept",
     )
 
     def __post_init__(self) -> None:
-        # a translator takes text instead of members of enums, and one path instead of a list
+        # `Translator` also accepts the name of an enum member, and one path instead of a list
         self.rerank = choose(Reranking, "rerank", self.rerank)
         if isinstance(self.reverse_model, (str, Path)):
             self.reverse_model = [str(self.reverse_model)]
@@ -93,7 +93,7 @@ class RerankConfig(Settings):
             self.require(self.rerank_command is None, "rerank_command", rule)
         if self.rerank_command is not None:
             is_program = find_program(self.rerank_command) is not None
-            self.require(is_program, "rerank_command", "begins with no program of this machine")
+            self.require(is_program, "rerank_command", "starts a program that is not installed")
 
     @property
     def reranking(self) -> RerankConfig | None:

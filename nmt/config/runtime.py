@@ -51,7 +51,7 @@ class ChecksumConfig(Settings):
     """Settings of all commands that read a data, run or model folder."""
 
     verify: bool = option(
-        True, "compare files with the checksums in the manifest of their folder", on_resume="free"
+        True, "compare files with the checksums in the manifest of their folder", on_resume="accept"
     )
 
 
@@ -59,13 +59,13 @@ class ChecksumConfig(Settings):
 class RuntimeConfig(ChecksumConfig):
     """Settings of all commands that run a model."""
 
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps", on_resume="free")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps", on_resume="accept")
     num_threads: int = option(
         0,
         "CPU threads; 0: the cores that are idle when the command starts",
         low=0,
         high=1024,
-        on_resume="free",
+        on_resume="accept",
     )
 
 
@@ -76,7 +76,7 @@ class InferenceConfig(RuntimeConfig):
     model_dir: list[str] = option(  # a resumed job compares the files in these folders instead
         [DEFAULT_RUN_DIR],
         "run, checkpoint or model folder; several, as in [a,b]: an ensemble",
-        on_resume="free",
+        on_resume="accept",
     )
     backend: Engine = option(Engine.native, BACKEND_HELP)
     quantization: Quantization | None = option(
@@ -85,7 +85,7 @@ class InferenceConfig(RuntimeConfig):
         "float32",
     )
     dtype: DType = option(DType.float32, DTYPE_HELP)
-    verify_key: str | None = option(None, VERIFY_KEY_HELP, on_resume="free")
+    verify_key: str | None = option(None, VERIFY_KEY_HELP, on_resume="accept")
 
     def check(self) -> None:
         is_native = self.backend is Engine.native

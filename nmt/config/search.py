@@ -38,7 +38,7 @@ class GlossaryMode(str, Enum):
     """How the terms of a glossary get into translations (docs/control.md)."""
 
     hard = "hard"  # search requires them
-    soft = "soft"  # the source has hints, which the model has learned to follow
+    soft = "soft"  # they become hints in the source, which the model has learned to follow
 
 
 @dataclass(kw_only=True)
@@ -49,11 +49,14 @@ class SearchConfig(Settings):
     """
 
     beam_size: int = option(
-        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1, high=10_000
+        4,
+        "beam search: hypotheses per sentence, 1: greedy search; sampling: samples per sentence",
+        low=1,
+        high=10_000,
     )
     length_penalty: float = option(
         0.6,
-        "alpha in score = log P / ((5 + length) / 6)^alpha; 0 disables; only normalization=wu",
+        "normalization=wu: alpha in score = log P / ((5 + length) / 6)^alpha; 0 disables",
         low=-10,
         high=10,
     )
@@ -72,21 +75,21 @@ class SearchConfig(Settings):
     )
     diversity_penalty: float = option(
         0.5,
-        "diverse beam search: nats subtracted for each time that earlier groups chose a token",
+        "diverse beam search: nats subtracted from a token each time an earlier group chose it",
         low=0,
         high=1000,
     )
     alternatives: int = option(
         0,
-        "number of translations, whose first tokens after the prefix are the most probable ones; "
+        "number of translations, one for each of the most probable first tokens after the prefix; "
         "0 disables",
         low=0,
         high=10_000,
     )
     prefix_bias: float = option(
         0.0,
-        "probability b added to a prefix instead of forcing it: (1 - b) p + b on its next token; "
-        "0: force it",
+        "favor the prefix instead of forcing it: its next token has the probability (1 - b) p + b "
+        "instead of p; 0: force it",
         low=0,
         below=1,
     )
@@ -95,8 +98,12 @@ class SearchConfig(Settings):
         "beam search: drop hypotheses that cannot win with one more token (first) or at any length "
         "(exact)",
     )
-    max_length_a: float = option(1.0, "output limit: a * source tokens + b", low=0, high=1000)
-    max_length_b: int = option(50, "output limit: a * source tokens + b", low=1, high=100_000)
+    max_length_a: float = option(
+        1.0, "a in the maximum number of output tokens, a * source tokens + b", low=0, high=1000
+    )
+    max_length_b: int = option(
+        50, "b in the maximum number of output tokens, a * source tokens + b", low=1, high=100_000
+    )
     min_length: int = option(0, "minimum number of output tokens, EOS excluded", low=0, high=10_000)
     no_repeat_ngram: int = option(
         0,
@@ -106,8 +113,8 @@ class SearchConfig(Settings):
     )
     allow_source_repeats: bool = option(
         False,
-        "no_repeat_ngram, also in the second search of loop_guard: an n-gram may occur as often as "
-        "in the source",
+        "let an n-gram occur as often as in the source, with no_repeat_ngram and in the second "
+        "search of loop_guard",
     )
     repetition_penalty: float = option(
         1.0,
@@ -126,8 +133,8 @@ class SearchConfig(Settings):
     )
     glossary_mode: GlossaryMode = option(
         GlossaryMode.hard,
-        "hard: search requires the terms of the glossary; soft: the source has hints, for a model "
-        "trained with augment.terminology",
+        "hard: search requires the terms of the glossary; soft: the terms become hints in the "
+        "source, for a model trained with augment.terminology",
     )
     protect: bool = option(
         False,
@@ -157,14 +164,14 @@ class SearchConfig(Settings):
     )
     loop_guard: bool = option(
         True,
-        "search again without repeats where a translation loops or meets the length limit",
+        "search again, without repeats, if a translation loops or reaches the length limit",
     )
     alignment: bool = option(
         False, "report for each target token the source token with the highest attention weight"
     )
 
     def __post_init__(self) -> None:
-        # config.json of a model has the members of enums as text
+        # config.json of a model stores members of enums as text
         self.normalization = choose(Normalization, "normalization", self.normalization)
         self.stop = choose(Stop, "stop", self.stop)
         self.glossary_mode = choose(GlossaryMode, "glossary_mode", self.glossary_mode)
@@ -242,7 +249,7 @@ class SearchConfig(Settings):
 
     @property
     def length_exponent(self) -> float:
-        """The exponent p for engines that rank by log P / length^p, to rank most like nmt."""
+        """The exponent p for engines that rank by log P / length^p, to rank like nmt."""
         if self.normalization is Normalization.average:
             return 1.0
         if self.normalization is Normalization.none:
@@ -251,7 +258,7 @@ class SearchConfig(Settings):
         return round(0.7 * self.length_penalty, 3)
 
 
-def override(name: str) -> Any:
+def search_override(name: str) -> Any:
     """Declare a setting with the help and range of the setting `name` of `SearchConfig`.
 
     Its default None keeps the value that is saved with the model.
@@ -265,10 +272,10 @@ def override(name: str) -> Any:
 class ScoringOverrides(Settings):
     """Settings of search that decide the score of a given translation."""
 
-    length_penalty: float | None = override("length_penalty")
-    normalization: Normalization | None = override("normalization")
-    word_reward: float | None = override("word_reward")
-    coverage_penalty: float | None = override("coverage_penalty")
+    length_penalty: float | None = search_override("length_penalty")
+    normalization: Normalization | None = search_override("normalization")
+    word_reward: float | None = search_override("word_reward")
+    coverage_penalty: float | None = search_override("coverage_penalty")
 
     def search_changes(self) -> dict[str, Any]:
         """Return the search settings of this command that are not None."""
@@ -285,32 +292,32 @@ class ScoringOverrides(Settings):
 
 @dataclass(kw_only=True)
 class SearchOverrides(ScoringOverrides):
-    """All settings of search except `alignment` and `alternatives`, which need other outputs."""
+    """All settings of search except `alignment` and `alternatives`, which change the output."""
 
-    beam_size: int | None = override("beam_size")
-    beam_groups: int | None = override("beam_groups")
-    diversity_penalty: float | None = override("diversity_penalty")
-    prefix_bias: float | None = override("prefix_bias")
-    stop: Stop | None = override("stop")
-    max_length_a: float | None = override("max_length_a")
-    max_length_b: int | None = override("max_length_b")
-    min_length: int | None = override("min_length")
-    no_repeat_ngram: int | None = override("no_repeat_ngram")
-    allow_source_repeats: bool | None = override("allow_source_repeats")
-    repetition_penalty: float | None = override("repetition_penalty")
-    forbid: list[str] | None = override("forbid")
-    suppress: list[str] | None = override("suppress")
-    glossary: list[str] | None = override("glossary")
-    glossary_mode: GlossaryMode | None = override("glossary_mode")
-    protect: bool | None = override("protect")
-    sampling: bool | None = override("sampling")
-    temperature: float | None = override("temperature")
-    top_k: int | None = override("top_k")
-    top_p: float | None = override("top_p")
-    min_p: float | None = override("min_p")
-    epsilon: float | None = override("epsilon")
-    seed: int | None = override("seed")
-    loop_guard: bool | None = override("loop_guard")
+    beam_size: int | None = search_override("beam_size")
+    beam_groups: int | None = search_override("beam_groups")
+    diversity_penalty: float | None = search_override("diversity_penalty")
+    prefix_bias: float | None = search_override("prefix_bias")
+    stop: Stop | None = search_override("stop")
+    max_length_a: float | None = search_override("max_length_a")
+    max_length_b: int | None = search_override("max_length_b")
+    min_length: int | None = search_override("min_length")
+    no_repeat_ngram: int | None = search_override("no_repeat_ngram")
+    allow_source_repeats: bool | None = search_override("allow_source_repeats")
+    repetition_penalty: float | None = search_override("repetition_penalty")
+    forbid: list[str] | None = search_override("forbid")
+    suppress: list[str] | None = search_override("suppress")
+    glossary: list[str] | None = search_override("glossary")
+    glossary_mode: GlossaryMode | None = search_override("glossary_mode")
+    protect: bool | None = search_override("protect")
+    sampling: bool | None = search_override("sampling")
+    temperature: float | None = search_override("temperature")
+    top_k: int | None = search_override("top_k")
+    top_p: float | None = search_override("top_p")
+    min_p: float | None = search_override("min_p")
+    epsilon: float | None = search_override("epsilon")
+    seed: int | None = search_override("seed")
+    loop_guard: bool | None = search_override("loop_guard")
 
 
 class SearchOptions(TypedDict, total=False):

@@ -20,8 +20,8 @@ class ServeConfig(InferenceConfig):
     backend: Engine = option(Engine.auto, BACKEND_HELP)
     num_workers: int | None = option(
         None,
-        "worker processes (native backend, Linux CPU); 0: search in the server process; null: one "
-        "per thread, at most 4. At least 2 are started: one is for short requests",
+        "worker processes (native backend, Linux CPU), at least 2, one of them for short requests; "
+        "0: search in the server process; null: one per thread, at most 4",
         low=0,
         high=1024,
     )
@@ -37,7 +37,7 @@ class ServeConfig(InferenceConfig):
     )
     context: int = option(
         0,
-        "number of preceding sentences of a text given to models trained with data.context",
+        "number of preceding sentences given to models trained with data.context",
         low=0,
         high=100,
     )
@@ -53,7 +53,7 @@ class ServeConfig(InferenceConfig):
     char_limit: int = option(100_000, "maximum characters per request; 0: no limit", low=0)
     batch_limit: int = option(10_000, "maximum texts per request; 0: no limit", low=0)
     max_queue: int = option(
-        20_000, "maximum number of waiting sentences; a client may have half of them", low=2
+        20_000, "maximum number of waiting sentences; at most half of them from one client", low=2
     )
     max_body_bytes: int = option(4 << 20, "maximum body of a request without a file", low=1024)
     max_file_bytes: int = option(16 << 20, "maximum file to translate; 0: no files", low=0)
@@ -73,8 +73,8 @@ class ServeConfig(InferenceConfig):
     )
     protect: bool = option(
         False,
-        "keep placeholders, tags and addresses, such as {name} and %s; sentences that "
-        "have some need the native engine",
+        "keep placeholders, tags and addresses, such as {name} and %s; sentences with "
+        "some of them need the native engine",
     )
     suggestions: str | None = option(
         None, "JSONL file to which /suggest appends; null: /suggest is off"

@@ -73,8 +73,8 @@ class TokenizerConfig(Settings):
     separate: bool = option(False, "one tokenizer per language, of vocab_size pieces each")
     vocab_size: int | None = option(
         None,
-        "pieces, control symbols included; null: 37,000, or for less text at most 8,000; all words "
-        "with type=word or space",
+        "number of pieces, control symbols included; null: 37,000, or at most 8,000 for less text; "
+        "null with type=word or space: all words",
     )
     vocab_multiple: int = option(
         1, "round the vocabulary up to a multiple of this number, such as 8", low=1, high=1024
@@ -113,7 +113,7 @@ class TokenizerConfig(Settings):
         for symbol in self.symbols:
             check_symbol("tokenizer.symbols", symbol)
         if self.separate and self.model is not None:
-            rule = "is of one side with tokenizer.separate=true; give tokenizer.tgt_model=FILE too"
+            rule = "is the source model with tokenizer.separate=true; give tokenizer.tgt_model too"
             self.require(self.tgt_model is not None, "model", rule)
         else:
             rule = "needs tokenizer.model=FILE and tokenizer.separate=true"

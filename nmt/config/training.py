@@ -30,7 +30,7 @@ class BestMetric(str, Enum):
 
 
 class TrackerName(str, Enum):
-    """Experiment trackers that receive the metrics of a run besides `metrics.jsonl`."""
+    """Experiment trackers that receive the metrics of a run, as `metrics.jsonl` does."""
 
     tensorboard = "tensorboard"  # used when it is installed
     wandb = "wandb"
@@ -105,10 +105,10 @@ class TrainConfig(RuntimeConfig):
     """Settings of `nmt-train`; the defaults are the paper's base run (sections 5.2 to 5.4)."""
 
     # the path may change, because a resumed run compares the checksum of the data
-    data_dir: str = option(DEFAULT_DATA_DIR, "data folder of nmt-preprocess", on_resume="free")
-    run_dir: str = option(DEFAULT_RUN_DIR, "run folder to write or to resume", on_resume="free")
+    data_dir: str = option(DEFAULT_DATA_DIR, "data folder of nmt-preprocess", on_resume="accept")
+    run_dir: str = option(DEFAULT_RUN_DIR, "run folder to write or to resume", on_resume="accept")
     experiment: str | None = option(
-        None, "name or YAML file of settings for all commands", on_resume="free"
+        None, "name or YAML file of settings for all commands", on_resume="accept"
     )
     mix: dict[str, float] = option(
         dict, "weight of a corpus, such as mix.news=2; default: as preprocessed; 0 leaves it out"
@@ -135,7 +135,7 @@ class TrainConfig(RuntimeConfig):
     model: ModelConfig = option(ModelConfig, "the architecture")
     optimizer: OptimizerConfig = option(OptimizerConfig, "the optimizer and its schedule")
     search: SearchConfig = option(
-        SearchConfig, "search defaults that are saved with the model", on_resume="free"
+        SearchConfig, "search defaults that are saved with the model", on_resume="accept"
     )
     label_smoothing: float = option(
         0.1, "probability spread evenly over the vocabulary", low=0, below=1
@@ -156,16 +156,16 @@ class TrainConfig(RuntimeConfig):
     )
     subword_sampling: float = option(
         0.0,
-        "segment words differently in every update; bpe: share of merges left out (BPE-dropout), "
-        "unigram: alpha; 0 disables",
+        "segment words differently in every update; with bpe: share of merges left out "
+        "(BPE-dropout), with unigram: alpha; 0 disables",
         low=0,
         below=1,
     )
     augment: AugmentConfig = option(AugmentConfig, "changes of the text of training pairs")
     lemmas: str | None = option(
         None,
-        "file of lines FORM<TAB>LEMMA; hints of augment.terminology mostly show lemmas of the "
-        "target words",
+        "file of lines FORM<TAB>LEMMA: most hints of augment.terminology are lemmas instead of "
+        "the target words themselves",
     )
     noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
@@ -177,44 +177,44 @@ class TrainConfig(RuntimeConfig):
     )
     max_updates: int = option(100_000, "updates after which training ends", low=1, on_resume="log")
     log_every_updates: int = option(
-        50, "updates between two lines of metrics", low=1, on_resume="free"
+        50, "updates between two lines of metrics", low=1, on_resume="accept"
     )
     validate_every_updates: int = option(
-        1000, "updates between validations", low=1, on_resume="free"
+        1000, "updates between validations", low=1, on_resume="accept"
     )
     checkpoint_every_updates: int = option(
-        1000, "updates between checkpoints", low=1, on_resume="free"
+        1000, "updates between checkpoints", low=1, on_resume="accept"
     )
-    keep_last: int = option(5, "number of newest checkpoints to keep", low=1, on_resume="free")
+    keep_last: int = option(5, "number of newest checkpoints to keep", low=1, on_resume="accept")
     keep_best: int = option(
-        1, "number of best checkpoints to keep in addition", low=1, on_resume="free"
+        1, "number of best checkpoints to keep in addition", low=1, on_resume="accept"
     )
     average_last: int = option(
-        5, "number of checkpoints that nmt-average takes by default", low=1, on_resume="free"
+        5, "number of checkpoints that nmt-average takes by default", low=1, on_resume="accept"
     )
     best_metric: BestMetric = option(
-        BestMetric.loss, "loss or bleu on the validation set", on_resume="free"
+        BestMetric.loss, "loss or bleu on the validation set", on_resume="accept"
     )
     patience: int = option(
         0,
         "validations without improvement that end training, counted in the last stage; 0 disables",
         low=0,
-        on_resume="free",
+        on_resume="accept",
     )
     valid_bleu: bool = option(
-        True, "translate the validation set to measure BLEU", on_resume="free"
+        True, "translate the validation set to measure BLEU", on_resume="accept"
     )
     valid_beam_size: int = option(
-        1, "beam size for valid_bleu; 1: greedy", low=1, high=1000, on_resume="free"
+        1, "beam size for valid_bleu; 1: greedy", low=1, high=1000, on_resume="accept"
     )
     tracker: list[TrackerName] = option(
         [TrackerName.tensorboard],
         "experiment trackers: tensorboard, wandb, mlflow, trackio",
-        on_resume="free",
+        on_resume="accept",
     )
     seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
     max_bad_updates: int = option(
-        10, "consecutive non-finite updates that stop the run", low=1, on_resume="free"
+        10, "consecutive non-finite updates that stop the run", low=1, on_resume="accept"
     )
     ema_decay: float = option(
         0.0, "decay of an exponential moving average of the weights; 0 disables", low=0, below=1
@@ -224,7 +224,7 @@ class TrainConfig(RuntimeConfig):
         "processes on this machine; 0: one per GPU, or one on a CPU",
         low=0,
         high=1024,
-        on_resume="free",  # a change of the world size is logged
+        on_resume="accept",  # a change of the world size is logged
     )
     sharding: Sharding = option(
         Sharding.none,
@@ -232,7 +232,7 @@ class TrainConfig(RuntimeConfig):
         on_resume="log",
     )
     timeout_seconds: int = option(
-        120, "how long ranks wait for each other", low=1, high=10**7, on_resume="free"
+        120, "how long ranks wait for each other", low=1, high=10**7, on_resume="accept"
     )
     dtype: DType = option(DType.auto, DTYPE_HELP, on_resume="log")
     tf32: bool = option(
@@ -244,22 +244,26 @@ class TrainConfig(RuntimeConfig):
         on_resume="log",
     )
     activation_checkpointing: bool = option(
-        False, "recompute activations in the backward pass: less memory, slower", on_resume="free"
+        False, "recompute activations in the backward pass: less memory, slower", on_resume="accept"
     )
     profile: str | None = option(
-        None, "updates to trace with torch.profiler, such as 10:20", on_resume="free"
+        None, "updates to trace with torch.profiler, such as 10:20", on_resume="accept"
     )
     dry_run: bool = option(
-        False, "try the largest batch and some updates, report, write nothing", on_resume="free"
+        False,
+        "try the largest batch and some updates, report the result, and write nothing",
+        on_resume="accept",
     )
 
     def check(self) -> None:
         self._check_stages()
         self._check_profile()
         for key, needed, rule in _REQUIREMENTS:
-            self.require(not self._is_set(key) or self._is_set(needed), key, rule)
+            if self._is_set(key):
+                self.require(self._is_set(needed), key, rule)
         for key, conflicting, rule in _CONFLICTS:
-            self.require(not (self._is_set(key) and self._is_set(conflicting)), key, rule)
+            if self._is_set(key):
+                self.require(not self._is_set(conflicting), key, rule)
         trained_parts = set(Part) - set(self.freeze)
         if self.adapter is Adapter.lora:  # LoRA has no additions to embeddings
             trained_parts.discard(Part.embeddings)
@@ -318,7 +322,7 @@ class TrainConfig(RuntimeConfig):
 
     def _check_stages(self) -> None:
         """Raise a `ConfigError` for equal starts, unknown keys and invalid values of stages."""
-        weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}  # by setting
+        weight_of_key = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
         augment_keys = [setting.name for setting in fields(AugmentConfig)]
         for name, stage in self.stages.items():
@@ -326,7 +330,7 @@ class TrainConfig(RuntimeConfig):
                 stage.start not in starts,
                 f"stages.{name}.start",
                 stage.start,
-                "two stages start there; give each its own",
+                "two stages start there; give each another start",
             )
             starts.add(stage.start)
             for key, probability in stage.augment.items():
@@ -336,8 +340,8 @@ class TrainConfig(RuntimeConfig):
                 )
             self.augment_at(stage)  # checks the probabilities
             for corpus, weight in stage.mix.items():
-                weights[f"stages.{name}.mix.{corpus}"] = weight
-        for key, weight in weights.items():
+                weight_of_key[f"stages.{name}.mix.{corpus}"] = weight
+        for key, weight in weight_of_key.items():
             require_valid(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
 
     def augment_at(self, stage: StageConfig) -> AugmentConfig:
@@ -362,7 +366,7 @@ class TrainConfig(RuntimeConfig):
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is neither False nor empty."""
         value = getattr(self, key)
-        # the class has no attribute for a default that is a list or dict, which is empty here
+        # the class has no attribute for a setting that is a list or dict; their default is empty
         default = getattr(type(self), key, None)
         return bool(value) and value != default
 

@@ -9,7 +9,7 @@ from typing import Any
 from nmt.config.options import OutputFormat, normalize_stream, option
 from nmt.config.rerank import RerankConfig, Reranking
 from nmt.config.runtime import Engine, InferenceConfig
-from nmt.config.search import ScoringOverrides, SearchOverrides, override
+from nmt.config.search import ScoringOverrides, SearchOverrides, search_override
 from nmt.errors import ConfigError
 
 
@@ -24,7 +24,8 @@ class TooLong(str, Enum):
     """How to treat a line of more than `max_source_length` tokens."""
 
     # split at ends of sentences, else of clauses, else at spaces; join the translations
-    split = "split"  # type: ignore[assignment]  # shadows str.split
+    # (mypy must ignore that this member replaces the method str.split)
+    split = "split"  # type: ignore[assignment]
     truncate = "truncate"  # leave out the tokens beyond the limit; count the lines
     error = "error"  # stop and name the line
 
@@ -35,13 +36,14 @@ class ScoreMeasure(str, Enum):
     log_prob = "log_prob"  # the sum of log-probabilities over all tokens, EOS included
     per_token = "per_token"  # log_prob divided by the number of tokens, EOS included
     score = "score"  # the score that search ranks by: normalized, with rewards and penalties
-    dual = "dual"  # exp(-(|Ha - Hb| + (Ha + Hb) / 2)), Junczys-Dowmunt (2018), see docs/search.md
+    # agreement with a model of the reverse direction, Junczys-Dowmunt (2018); see docs/search.md
+    dual = "dual"
     alignment = "alignment"  # links of words, such as 0-0 1-2
 
 
 @dataclass(kw_only=True)
-class DirectionConfig(InferenceConfig):
-    """Settings of the commands that translate or score text line by line."""
+class LanguagePairConfig(InferenceConfig):
+    """Settings of the commands that translate or score lines of one language pair."""
 
     combine: Combine = option(
         Combine.probabilities, "mean over an ensemble: probabilities or log_probabilities"
@@ -58,8 +60,8 @@ class DirectionConfig(InferenceConfig):
             self.require(is_default, "combine", "needs several models: model_dir=[a,b]")
 
     @property
-    def direction(self) -> dict[str, Any]:
-        """Languages and tags as keyword arguments of a translator."""
+    def language_options(self) -> dict[str, Any]:
+        """The languages and tags, as keyword arguments for methods of a translator."""
         return {
             "src_lang": self.src_lang,
             "tgt_lang": self.tgt_lang,
@@ -69,30 +71,33 @@ class DirectionConfig(InferenceConfig):
 
 
 @dataclass(kw_only=True)
-class TranslationConfig(SearchOverrides, RerankConfig, DirectionConfig):
+class FileTranslationConfig(SearchOverrides, RerankConfig, LanguagePairConfig):
     """Settings of all commands that translate files."""
 
     too_long: TooLong = option(
         TooLong.split, "lines longer than max_source_length: split, truncate or error"
     )
-    max_source_length: int = option(  # 8 tokens suffice for two characters of four bytes each
+    # 8 tokens always hold one character: at most a space, four bytes and EOS
+    max_source_length: int = option(
         256, "maximum number of source tokens translated at once, EOS included", low=8
     )
     recase: bool = option(
-        True, "translate lines in capitals or in title case as sentences in ordinary case"
+        True,
+        "lines in capitals or in title case: convert to ordinary case, translate, and convert the "
+        "translation back",
     )
     copy_symbols: bool = option(
         True, "copy lines without words: addresses, emoji and other symbols"
     )
     unk_replacement: bool = option(
         False,
-        "replace each unknown token of a translation by the source word with the highest attention",
+        "replace each unknown token of a translation with the source word that it attends to most",
     )
     max_tokens: int | None = option(
         None,
-        "size of a batch: rows * beam * longest source; null: chosen for the device",
+        "maximum size of a batch: rows * beam * longest source; null: chosen for the device",
         low=1,
-        on_resume="free",
+        on_resume="accept",
     )
     window_lines: int = option(
         2048, "lines that are read, sorted by length and translated together", low=1
@@ -102,12 +107,12 @@ class TranslationConfig(SearchOverrides, RerankConfig, DirectionConfig):
         "processes on this machine; 0: one per GPU, or one on a CPU",
         low=0,
         high=1024,
-        on_resume="free",
+        on_resume="accept",
     )
     scheduler: str | None = option(
         None,
         "address of a Dask scheduler whose workers translate, such as tcp://host:8786",
-        on_resume="free",
+        on_resume="accept",
     )
 
     def check(self) -> None:
@@ -117,20 +122,22 @@ class TranslationConfig(SearchOverrides, RerankConfig, DirectionConfig):
 
 
 @dataclass(kw_only=True)
-class TranslateConfig(TranslationConfig):
+class TranslateConfig(FileTranslationConfig):
     """Settings of `nmt-translate`."""
 
-    # these paths may change, because a resumed job compares the text itself
+    # a resumed job compares the text of these files, so their paths may change
     input: str = option(
-        "-", "file of text to translate, one sentence per line; -: stdin", on_resume="free"
+        "-", "file of text to translate, one sentence per line; -: stdin", on_resume="accept"
     )
     output: str = option(
-        "-", "file for translations, resumed after a kill; -: stdout", on_resume="free"
+        "-",
+        "file for translations, which an interrupted job continues; -: stdout",
+        on_resume="accept",
     )
     prefixes: str | None = option(
         None,
         "file of the first words of each translation, line by line; lines may be empty",
-        on_resume="free",
+        on_resume="accept",
     )
     context: int = option(
         0,
@@ -139,8 +146,8 @@ class TranslateConfig(TranslationConfig):
         high=100,
     )
     n_best: int = option(1, "hypotheses written per sentence", low=1)
-    alternatives: int | None = override("alternatives")
-    alignment: bool | None = override("alignment")
+    alternatives: int | None = search_override("alternatives")
+    alignment: bool | None = search_override("alignment")
     format: OutputFormat = option(
         OutputFormat.text,
         "text (n_best above 1: as Moses writes n-best lists) or json (one object per line)",
@@ -149,38 +156,40 @@ class TranslateConfig(TranslationConfig):
     def check(self) -> None:
         super().check()
         is_text = self.format is OutputFormat.text
-        self.require(not (is_text and self.alignment), "alignment", "needs format=json")
-        rule = "does not work with n_best; it is the number of translations"
-        self.require(not self.alternatives or self.n_best == 1, "alternatives", rule)
-        is_plain = is_text and self.n_best == 1 and self.prefixes is None
-        rule = "only works with format=text, n_best=1 and no prefixes"
-        self.require(self.context == 0 or is_plain, "context", rule)
-        is_reranked = self.rerank is not Reranking.none
-        self.require(not (self.context and is_reranked), "context", "does not work with rerank")
+        if is_text:
+            self.require(not self.alignment, "alignment", "needs format=json")
+        if self.alternatives:
+            rule = "already is the number of translations; leave out n_best"
+            self.require(self.n_best == 1, "alternatives", rule)
+        if self.context > 0:
+            writes_one_line = is_text and self.n_best == 1 and self.prefixes is None
+            rule = "only works with format=text, n_best=1 and no prefixes"
+            self.require(writes_one_line, "context", rule)
+            self.require(self.rerank is Reranking.none, "context", "does not work with rerank")
         self.input = normalize_stream(self.input)
         self.output = normalize_stream(self.output)
 
 
 def _corpus_folder_option(default: str) -> Any:
     """Declare the setting `output` of a command that writes a corpus."""
-    return option(default, "folder to write: src.txt, tgt.txt, summary.json", on_resume="free")
+    return option(default, "folder to write: src.txt, tgt.txt, summary.json", on_resume="accept")
 
 
 @dataclass(kw_only=True)
-class SynthesisConfig(TranslationConfig):
+class SynthesisConfig(FileTranslationConfig):
     """Settings of the commands that write a corpus of text and its translations."""
 
-    # the path may change, because a resumed job compares the text itself
+    # a resumed job compares the text of these files, so their paths may change
     input: list[str] | None = option(
-        None, "text to translate: file, glob, list or - (stdin)", on_resume="free"
+        None, "text to translate: file, glob, list or - (stdin)", on_resume="accept"
     )
     output: str = _corpus_folder_option("data/synthetic")
     overwrite: bool = option(
-        False, "replace a corpus of another model, text or settings", on_resume="free"
+        False, "replace a corpus of another model, text or settings", on_resume="accept"
     )
     max_ratio: float = option(
         3.0,
-        "maximum ratio of the token counts of both sides; longer pairs are dropped; 0 disables",
+        "drop a pair if one side has more than this many times the tokens of the other; 0 disables",
     )
     max_repeats: int = option(
         4,
@@ -195,7 +204,8 @@ class SynthesisConfig(TranslationConfig):
             raise ConfigError("give input=FILE, the text to translate")
         self.input = [normalize_stream(file) for file in self.input]
         if self.sampling:
-            rule = "would draw other samples with sampling=true when it resumes; use backend=native"
+            # backend=auto uses the native engine for sampling
+            rule = "cannot repeat the samples of an interrupted job; use backend=native"
             self.require(self.backend is not Engine.ctranslate2, "backend", rule)
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
         self.require(is_valid, "max_ratio", "must be 0 or at least 1")
@@ -214,12 +224,14 @@ class BacktranslateConfig(SynthesisConfig):
 
     output: str = _corpus_folder_option("data/backtranslated")
     tag: str = option(
-        "<bt>", "tag to put before these sources in training; may be empty", on_resume="free"
+        "<bt>",
+        "tag that training should put before these sources; empty: none",
+        on_resume="accept",
     )
 
 
 @dataclass(kw_only=True)
-class ScoreConfig(ScoringOverrides, DirectionConfig):
+class ScoreConfig(ScoringOverrides, LanguagePairConfig):
     """Settings of `nmt-score`."""
 
     src: str | None = option(None, "source text, one sentence per line; -: stdin")
@@ -235,8 +247,8 @@ class ScoreConfig(ScoringOverrides, DirectionConfig):
         "measure=dual: run, checkpoint or model folder that translates back; several: an ensemble",
     )
     format: OutputFormat = option(OutputFormat.text, "text, or json with all measures")
-    alignment: bool | None = override("alignment")
-    max_tokens: int = option(4096, "size of a batch: rows * longest side", low=1)
+    alignment: bool | None = search_override("alignment")
+    max_tokens: int = option(4096, "maximum size of a batch: rows * longest side", low=1)
     window_lines: int = option(
         8192, "lines that are read, sorted by length and scored together", low=1
     )
@@ -249,15 +261,15 @@ class ScoreConfig(ScoringOverrides, DirectionConfig):
         self.tgt = normalize_stream(self.tgt)
         self.output = normalize_stream(self.output)
         self.require(self.src != "-" or self.tgt != "-", "tgt", "src is stdin already")
-        is_text = self.format is OutputFormat.text
-        if self.measure is ScoreMeasure.dual:
+        is_dual = self.measure is ScoreMeasure.dual
+        if is_dual:
             rule = "needs reverse_model=FOLDER, a model of the other direction"
             self.require(bool(self.reverse_model), "measure", rule)
-        elif is_text:
-            rule = "only works with measure=dual or format=json"
-            self.require(self.reverse_model is None, "reverse_model", rule)
-        if self.measure is ScoreMeasure.alignment:
+        is_alignment = self.measure is ScoreMeasure.alignment
+        if is_alignment:
             self.alignment = True
-        elif is_text:
+        if self.format is OutputFormat.text:  # writes only one measure
+            rule = "only works with measure=dual or format=json"
+            self.require(is_dual or self.reverse_model is None, "reverse_model", rule)
             rule = "needs format=json, or measure=alignment"
-            self.require(not self.alignment, "alignment", rule)
+            self.require(is_alignment or not self.alignment, "alignment", rule)

@@ -14,7 +14,7 @@ from nmt.config import SearchConfig, Stop
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
-from nmt.model.fast.transfer import fetch
+from nmt.model.fast.transfer import to_cpu
 from nmt.search.hypotheses import Beam, Hypothesis, check_finite
 from nmt.search.request import Ids, SearchRequest
 from nmt.search.scoring import min_log_prob
@@ -27,9 +27,10 @@ _ROUNDING = 1e-3  # relative tolerance, far above the rounding error of a sum in
 class BeamSearch:
     """A beam search that the caller advances step by step.
 
-    A step ranks the 2 K best candidates of each sentence: hypotheses with one more token. Of the K
-    best, the candidates with EOS are finished. The K best candidates without EOS become the new
-    beam, except candidates that can no longer become a result.
+    A candidate is a hypothesis with one more token. A step ranks the 2 K best candidates of each
+    sentence. Candidates that end with EOS are finished hypotheses if they are among the K best. The
+    K best candidates without EOS become the new beam, except those that can no longer become a
+    result.
     """
 
     def __init__(
@@ -111,11 +112,12 @@ class BeamSearch:
         least K of the 2 K candidates are without EOS and may stay.
         """
         beam_size = self._state.request.config.beam_size
-        candidates = Candidates(*fetch(*self._rank(log_probs)))
+        candidates = Candidates(*to_cpu(*self._rank(log_probs)))
         is_eos = candidates.tokens == self._state.tokenizer.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
         is_live = ~is_eos & is_possible
-        is_live &= (~is_eos).cumsum(dim=1) <= beam_size  # only the first K without EOS stay
+        num_without_eos = (~is_eos).cumsum(dim=1)  # (B, 2K), up to each candidate
+        is_live &= num_without_eos <= beam_size  # only the first K without EOS stay
         is_finished = is_eos & is_possible
         is_finished[:, beam_size:] = False
         return candidates, is_finished, is_live
@@ -138,7 +140,8 @@ class BeamSearch:
         threshold = min_log_prob(
             torch.tensor(scores, dtype=torch.float64), lengths.double(), self._state.request.config
         )
-        return (threshold - _ROUNDING * (1 + threshold.abs())).unsqueeze(1)
+        tolerance = _ROUNDING * (1 + threshold.abs())
+        return (threshold - tolerance).unsqueeze(1)
 
     def _prune_threshold(self, sentences: Tensor, lengths: Tensor, limits: Tensor) -> Tensor:
         """Return the log-probability (B, 1) that a live hypothesis must exceed to stay in the beam.
@@ -174,7 +177,7 @@ def prune_threshold(
 
 @dataclass
 class ResultList:
-    """The best complete hypotheses of a sentence: finished ones first, each best first."""
+    """The best complete hypotheses of a sentence: finished ones first, and then by score."""
 
     capacity: int
     hypotheses: list[Hypothesis] = field(default_factory=list)

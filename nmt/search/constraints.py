@@ -3,7 +3,7 @@
 To add a constraint, write a class here, and add it in `SearchRequest.all_constraints`.
 """
 
-# V vocab; R live hypotheses
+# B sentences, V vocab, N n-grams or sequences; R live hypotheses
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, suggest_names
 from nmt.model.fast.top import NEG_INF
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.search.hypotheses import Beam
 
 
@@ -33,10 +33,11 @@ class Constraint(Protocol):
 
     @property
     def can_join(self) -> bool:
-        """Whether the constraint works for sentences that join a running search.
+        """Whether the constraint also works if sentences join the search later.
 
-        The first token of a sentence that joins is not in column 0 of `beam.tokens`. A constraint
-        that depends on `beam.length` or on the number of a sentence must return False.
+        In a row of such a sentence, `beam.tokens` begins with columns that belong to no token. A
+        constraint that uses `beam.length` as the number of tokens must return False. So must a
+        constraint that looks up data by the number of a sentence.
         """
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -54,7 +55,7 @@ class ForbiddenTokens:
     can_join = True
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        for token in self.tokens:  # an index that is a list would be copied to the GPU
+        for token in self.tokens:  # one at a time: as an index, the list would be copied to the GPU
             log_probs[:, token].fill_(NEG_INF)
         return log_probs
 
@@ -88,7 +89,8 @@ class NoRepeatedNgrams:
         newest = beam.tokens[:, first:].unsqueeze(1)  # (R, 1, size - 1)
         begins_with_newest = (ngrams[..., :-1] == newest).all(dim=-1)  # (R, N)
         rows, positions = begins_with_newest.nonzero(as_tuple=True)
-        log_probs[rows, ngrams[rows, positions, -1]] = NEG_INF
+        repeating_tokens = ngrams[rows, positions, -1]
+        log_probs[rows, repeating_tokens] = NEG_INF
         return log_probs
 
 
@@ -96,7 +98,7 @@ class NoRepeatedNgrams:
 class NoNgramsBeyondSource:
     """Forbids each token that would complete an n-gram of `size` tokens too often.
 
-    An n-gram may occur once, and as often as the source and its terms allow it.
+    Every n-gram may occur once, and an n-gram in `allowed_counts` as often as stated there.
     """
 
     size: int
@@ -114,6 +116,7 @@ class NoNgramsBeyondSource:
             allowed = self.allowed_counts[sentences[row]]
             first = len(tokens) - (self.size - 1)
             newest = tuple(tokens[first:])
+            # each of these n-grams occurs already; its allowed count is 0 if it may occur only once
             for ngram, count in count_ngrams(tokens, self.size).items():
                 if ngram[:-1] == newest and count >= allowed[ngram]:
                     forbidden_rows.append(row)
@@ -131,15 +134,13 @@ class RepetitionPenalty:
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
         tokens = beam.tokens  # (R, length)
-        return log_probs.scatter_(1, tokens, log_probs.gather(1, tokens) * self.factor)
+        penalized = log_probs.gather(1, tokens) * self.factor  # (R, length)
+        return log_probs.scatter_(1, tokens, penalized)
 
 
 @dataclass(frozen=True)
 class ForbiddenSequences:
-    """Forbids sequences of tokens.
-
-    If a hypothesis ends with all tokens of a sequence but the last, the last token is forbidden.
-    """
+    """Forbids the last token of a sequence after a hypothesis that ends with its other tokens."""
 
     sequences: list[list[int]]
     can_join = True
@@ -156,7 +157,8 @@ class ForbiddenSequences:
             newest = beam.tokens[:, first:].unsqueeze(1)  # (R, 1, length - 1)
             is_match = (newest == ids[:, :-1]).all(dim=-1)  # (R, N)
             rows, indices = is_match.nonzero(as_tuple=True)
-            log_probs[rows, ids[indices, -1]] = NEG_INF
+            last_tokens = ids[indices, -1]
+            log_probs[rows, last_tokens] = NEG_INF
         return log_probs
 
 
@@ -172,11 +174,12 @@ class ForcedPrefix:
             return log_probs
         # (R, 1), -1 after the end of a prefix
         forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)
-        forced = send(forced, log_probs.device)
-        tokens = forced.clamp(min=0)  # (R, 1), a valid id where no token is forced
+        forced = to_device(forced, log_probs.device)
+        tokens = forced.clamp(min=0)  # (R, 1), token 0 where no token is forced
         values = log_probs.gather(1, tokens)  # (R, 1)
         log_probs.masked_fill_(forced >= 0, NEG_INF)  # all tokens of rows with a forced token
-        return log_probs.scatter_(1, tokens, values)  # the forced token keeps its value
+        # restore the forced token; in the other rows, token 0 gets the value that it has
+        return log_probs.scatter_(1, tokens, values)
 
 
 @dataclass(frozen=True)
@@ -196,13 +199,14 @@ class PrefixBias:
         length = beam.length
         if length >= self.prefixes.size(1):
             return log_probs
-        prefixes = send(self.prefixes[beam.sentences, : length + 1], log_probs.device)
+        prefixes = to_device(self.prefixes[beam.sentences, : length + 1], log_probs.device)
         next_token = prefixes[:, length:]  # (R, 1), -1 after the end of a prefix
         agrees = (beam.tokens == prefixes[:, :length]).all(dim=1, keepdim=True)  # (R, 1)
-        index = next_token.clamp(min=0)  # (R, 1), a valid id after the end of a prefix
-        reduced = log_probs + math.log1p(-self.bias)  # (R, V)
-        bias = torch.tensor(math.log(self.bias), device=log_probs.device)
-        biased = reduced.scatter(1, index, reduced.gather(1, index).logaddexp(bias))
+        index = next_token.clamp(min=0)  # (R, 1), token 0 after the end of a prefix
+        reduced = log_probs + math.log1p(-self.bias)  # (R, V), log((1 - bias) p)
+        log_bias = torch.tensor(math.log(self.bias), device=log_probs.device)
+        raised = reduced.gather(1, index).logaddexp(log_bias)  # (R, 1), log((1 - bias) p + bias)
+        biased = reduced.scatter(1, index, raised)  # (R, V)
         return torch.where(agrees & (next_token >= 0), biased, log_probs)
 
 
@@ -216,7 +220,7 @@ class AfterPrefix:
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
         is_free = beam.length >= self.prefix_lengths[beam.sentences]  # (R,)
-        is_free = send(is_free, log_probs.device).unsqueeze(1)  # (R, 1)
+        is_free = to_device(is_free, log_probs.device).unsqueeze(1)  # (R, 1)
         return torch.where(is_free, self.constraint(log_probs.clone(), beam), log_probs)
 
 
@@ -249,11 +253,13 @@ def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[
 
 
 def suppressed_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the setting `suppress`.
+    """Return the ids of the pieces in the setting `suppress`.
 
     Raises a `ConfigError` for a piece that is not in the vocabulary, and for EOS.
     """
-    all_pieces = tokenizer.all_pieces() if pieces else []
+    if not pieces:
+        return []
+    all_pieces = tokenizer.all_pieces()
     ids_by_piece = {piece: token for token, piece in enumerate(all_pieces)}
     ids = []
     for piece in pieces:

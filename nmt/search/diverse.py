@@ -14,7 +14,7 @@ from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
@@ -52,7 +52,7 @@ class DiverseSearch(BeamSearch):
         for number in range(first, first + self._num_groups):
             for hypothesis in super().result(number):
                 hypotheses.setdefault(tuple(hypothesis.tokens), hypothesis)
-        ranking = sorted(hypotheses.values(), key=lambda h: h.rank, reverse=True)
+        ranking = sorted(hypotheses.values(), key=lambda item: item.rank, reverse=True)
         return ranking[: self._max_results]
 
     def _rank(self, log_probs: Tensor) -> Candidates:
@@ -82,14 +82,14 @@ class DiverseSearch(BeamSearch):
             # for each of these rows, the index of its pair in `pairs`
             _, grid_rows = torch.unique_consecutive(pair_indices[rows], return_inverse=True)
             grid = BeamGrid(grid_rows, len(pairs), device)
-            sentences_of_rows = send(sentence_indices[pair_indices[rows]], device)
+            sentences_of_rows = to_device(sentence_indices[pair_indices[rows]], device)
             penalties = self._penalty * times_chosen[sentences_of_rows]  # (len(rows), V)
-            best = self._rank_group(log_probs, send(rows, device), penalties, grid)
-            index = send(pairs, device)
+            best = self._rank_group(log_probs, to_device(rows, device), penalties, grid)
+            index = to_device(pairs, device)
             width = best.sums.size(1)  # less than 2 K if there are fewer candidates
-            for values, group_values in zip(candidates, best, strict=True):
+            for values, group_values in zip(candidates, best, strict=True):  # sums, rows, ...
                 values[index, :width] = group_values
-            self._count_chosen(times_chosen, send(sentence_indices[pairs], device), best)
+            self._count_chosen(times_chosen, to_device(sentence_indices[pairs], device), best)
         return candidates
 
     def _rank_group(
@@ -122,7 +122,8 @@ class DiverseSearch(BeamSearch):
         """
         # as in `BeamSearch._choose`, the first K candidates without EOS become the beam
         is_live = best.tokens != self._state.tokenizer.tgt.eos_id
-        is_live &= is_live.cumsum(dim=1) <= self._state.request.config.beam_size
+        num_without_eos = is_live.cumsum(dim=1)  # (B', 2K), up to each candidate
+        is_live &= num_without_eos <= self._state.request.config.beam_size
         is_live &= best.sums > NEG_INF
         rows = sentences.unsqueeze(1).expand_as(best.tokens)[is_live]
         ones = torch.ones(len(rows), device=times_chosen.device)

@@ -73,8 +73,10 @@ class _Match(NamedTuple):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The target forms of all entries."""
-        targets = [target for entry in self.entries for target in entry.targets]
+        """The target forms of all entries, each once."""
+        targets: list[str] = []
+        for entry in self.entries:
+            targets += entry.targets
         return tuple(dict.fromkeys(targets))
 
 
@@ -107,8 +109,8 @@ class Glossary:
     def find(self, text: str) -> list[tuple[str, ...]]:
         """Return the target forms of each term that occurs in `text`, in order.
 
-        A word belongs to one term only: among terms that begin with the same word, the longest is
-        found, and no term that begins inside of it.
+        Terms do not overlap: of the terms that begin with the same word, only the longest counts,
+        and no other term may begin inside of it.
         """
         return [match.targets for match in self._find_matches(_normalize(text))]
 
@@ -142,16 +144,16 @@ class Glossary:
         """
         if not self._has_exact_terms or len(recased) != len(text):
             return recased
-        parts = []
+        segments = []
         position = 0
         for match in self._locate_matches(text):
             # in text that is not normalized, two terms can lie within one character, such as "½"
             if match.entries[0].matches_case and match.start >= position:
-                parts.append(recased[position : match.start])
-                parts.append(text[match.start : match.end])
+                segments.append(recased[position : match.start])
+                segments.append(text[match.start : match.end])
                 position = match.end
-        parts.append(recased[position:])
-        return "".join(parts)
+        segments.append(recased[position:])
+        return "".join(segments)
 
     def select_lines(self, texts: Iterable[str]) -> list[str]:
         """Return the lines whose terms occur in `texts`, in the order of the glossary."""
@@ -321,7 +323,10 @@ def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 @lru_cache(maxsize=4)
 def word_starts(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether a word before it is complete, since the id cannot continue it."""
+    """Return for each id whether its piece cannot continue a word, so a word before it is complete.
+
+    A piece that begins with a letter or digit, or is a byte, may continue a word.
+    """
     byte_ids = set(tokenizer.byte_ids)
     starts = []
     for token, piece in enumerate(tokenizer.all_pieces()):

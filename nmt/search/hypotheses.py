@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.config import SearchConfig
 from nmt.errors import ModelError
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.search.scoring import score
 
 
@@ -33,7 +33,7 @@ class Hypothesis:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sort key, higher for a better hypothesis. First of all, it should be finished."""
+        """Sort key: any finished hypothesis ranks above unfinished ones, then the score decides."""
         return self.finished, self.score
 
     @classmethod
@@ -128,7 +128,7 @@ class Beam:
 
     def select(self, rows: Tensor) -> Beam:
         """Return the hypotheses at `rows` (R',), a tensor of indices on the CPU."""
-        index = send(rows, self.total_log_probs.device)
+        index = to_device(rows, self.total_log_probs.device)
         alignment = self.alignment
         attention_sums = self.attention_sums
         if alignment is not None:
@@ -150,11 +150,11 @@ class Beam:
         `total_log_probs` are the sums including the new tokens, as computed for the ranking.
         """
         device = self.total_log_probs.device
-        new_tokens = send(tokens, device).unsqueeze(1)  # (R, 1)
-        new_log_probs = send(token_log_probs, device).unsqueeze(1)  # (R, 1)
+        new_tokens = to_device(tokens, device).unsqueeze(1)  # (R, 1)
+        new_log_probs = to_device(token_log_probs, device).unsqueeze(1)  # (R, 1)
         return replace(
             self,
-            total_log_probs=send(total_log_probs, device),
+            total_log_probs=to_device(total_log_probs, device),
             tokens=torch.cat([self.tokens, new_tokens], dim=1),
             token_log_probs=torch.cat([self.token_log_probs, new_log_probs], dim=1),
         )

@@ -168,7 +168,7 @@ class SearchRequest:
                 prefix_bias = PrefixBias(pad(self.prefixes, pad_id=-1), self.config.prefix_bias)
                 after_prefix.insert(0, prefix_bias)
             prefix_lengths = torch.tensor([len(prefix) for prefix in forced_prefixes])  # (B,)
-            after_prefix = [AfterPrefix(item, prefix_lengths) for item in after_prefix]
+            after_prefix = [AfterPrefix(inner, prefix_lengths) for inner in after_prefix]
             constraints.append(ForcedPrefix(pad(forced_prefixes, pad_id=-1)))
         return [*constraints, *after_prefix, *self.constraints]
 
@@ -197,13 +197,13 @@ class SearchRequest:
         """
         ngram_size = self.config.no_repeat_ngram
         counts: Counter[tuple[int, ...]] = Counter()
-        # the source may contain a protected text twice
+        # a protected text may occur twice in the source, and must then occur twice in the target
         if self.config.allow_source_repeats or self.find_protected(sentence, tokenizer):
             counts = count_ngrams(source, ngram_size)
         if self.config.has_terms:
             for spellings in self.find_spellings(sentence, tokenizer):
                 for ids in spellings:
-                    # no limit, since a term may occur twice, and partly in other words
+                    # no limit, since a term may occur twice, and other words may share its n-grams
                     counts.update(dict.fromkeys(count_ngrams(ids, ngram_size), sys.maxsize))
         return counts
 

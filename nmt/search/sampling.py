@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt.config import SearchConfig
 from nmt.model.fast.top import NEG_INF
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 
 
 class Sampler:
@@ -51,7 +51,7 @@ class Sampler:
             noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
         # The maximum of logits plus Gumbel noise is a sample of their softmax (Gumbel, 1954). It is
         # less sensitive to rounding of the logits than a search in cumulative probabilities.
-        gumbel = send(torch.from_numpy(noise), log_probs.device)
+        gumbel = to_device(torch.from_numpy(noise), log_probs.device)
         return (truncate(log_probs, self.config) + gumbel).argmax(dim=1)
 
 
@@ -80,7 +80,8 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
     if config.min_p or config.epsilon:
         probs = logits.softmax(dim=1)  # (R, V)
         highest = probs.amax(dim=1, keepdim=True)  # (R, 1)
-        min_prob = (config.min_p * highest).clamp(min=config.epsilon).minimum(highest)  # (R, 1)
+        min_prob = (config.min_p * highest).clamp(min=config.epsilon)  # (R, 1)
+        min_prob = min_prob.minimum(highest)  # keeps the most probable token
         logits = logits.masked_fill(probs < min_prob, NEG_INF)
     return logits
 

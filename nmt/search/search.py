@@ -16,7 +16,7 @@ import torch
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.top import most_likely_tokens
-from nmt.model.fast.transfer import fetch
+from nmt.model.fast.transfer import to_cpu
 from nmt.search.beam import BeamSearch
 from nmt.search.constraints import ForbiddenTokens
 from nmt.search.diverse import DiverseSearch
@@ -187,7 +187,7 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
         beam = beam.append(tokens, token_log_probs, beam.total_log_probs + token_log_probs)
         state.beam = beam
         is_at_limit = state.limits[beam.sentences] == beam.length  # (R,)
-        is_complete = (fetch(tokens)[0] == eos_id) | is_at_limit  # (R,)
+        is_complete = (to_cpu(tokens)[0] == eos_id) | is_at_limit  # (R,)
         if is_complete.any():
             complete_rows = is_complete.nonzero().squeeze(1)
             numbered = state.to_hypotheses(beam.select(complete_rows))

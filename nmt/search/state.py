@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizers
-from nmt.model.fast.transfer import fetch, send
+from nmt.model.fast.transfer import to_cpu, to_device
 from nmt.search.hypotheses import Beam, Hypothesis, shift_alignment
 from nmt.search.request import Ids, SearchRequest
 from nmt.search.scoring import coverage_score
@@ -94,12 +94,12 @@ class SearchState:
         coverages = [0.0] * len(beam)
         alignments: list[list[int]] | None = None
         if beam.alignment is None or beam.attention_sums is None:
-            tokens, log_probs = fetch(beam.tokens, beam.token_log_probs)  # (R, length) each
+            tokens, log_probs = to_cpu(beam.tokens, beam.token_log_probs)  # (R, length) each
         else:
-            num_words = send(self._num_words[beam.sentences], beam.tokens.device)  # (R,)
+            num_words = to_device(self._num_words[beam.sentences], beam.tokens.device)  # (R,)
             coverage = coverage_score(beam.attention_sums, num_words)  # (R,)
-            # one `fetch`, since each waits for the device
-            tokens, log_probs, coverage, alignment = fetch(
+            # one `to_cpu`, since each waits for the device
+            tokens, log_probs, coverage, alignment = to_cpu(
                 beam.tokens, beam.token_log_probs, coverage, beam.alignment
             )
             coverages = coverage.tolist()

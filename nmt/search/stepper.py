@@ -23,7 +23,7 @@ from nmt.model.fast import FastTransformer
 from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.packing import pack
 from nmt.model.fast.single import SingleState
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.model.transformer import AttentionWeights
 
 MAX_LOGITS = 1 << 24  # number of logits computed at a time in `score`; they take 64 MiB in float32
@@ -126,13 +126,13 @@ class ModelStepper:
     ) -> ModelState:
         """See `Stepper.start`; `src_lengths` is on the CPU."""
         with self._autocast():
-            decoding = self.model.start(send(src, self.device), src_lengths)
+            decoding = self.model.start(to_device(src, self.device), src_lengths)
         return ModelState(decoding, self._make_attention_out() if with_attention else None)
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> ModelState:
         """See `Stepper.start_single`."""
         with self._autocast():
-            decoding = self.model.start_single(send(src, self.device), src_lengths)
+            decoding = self.model.start_single(to_device(src, self.device), src_lengths)
         return ModelState(decoding, None)
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
@@ -168,7 +168,7 @@ class ModelStepper:
         """See `Stepper.join`."""
         assert isinstance(state.decoding, DecodingState)
         with self._autocast():
-            self.model.join(state.decoding, send(src, self.device), src_lengths)
+            self.model.join(state.decoding, to_device(src, self.device), src_lengths)
         return state
 
     def attention(self, state: ModelState) -> Tensor:
@@ -192,10 +192,10 @@ class ModelStepper:
         src_packing = pack(self.model.encoded_lengths(src_lengths).tolist()).to(self.device)
         # targets are packed with padding, which the causal decoder does not see in earlier tokens
         tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
-        target_ids = send(tgt_out, self.device).flatten()  # (B * T,)
+        target_ids = to_device(tgt_out, self.device).flatten()  # (B * T,)
         with self._autocast():
-            src_ids = src_packing.unpad(send(src[:, : src_packing.longest], self.device))
-            tgt_ids = send(tgt_in, self.device).flatten()
+            src_ids = src_packing.unpad(to_device(src[:, : src_packing.longest], self.device))
+            tgt_ids = to_device(tgt_in, self.device).flatten()
             hidden = self.model(src_ids, src_packing, tgt_ids, tgt_packing, attention_out)
             vocab_size = self.model.output_matrix.size(0)
             num_rows = max(1, MAX_LOGITS // vocab_size)

@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.search.beam import BeamSearch
 from nmt.search.glossary import word_starts
 from nmt.search.protect import ends_protected, spell_protected
@@ -54,8 +54,8 @@ class SentenceTerms:
         terms: the spellings of each term. A term that is listed twice must occur twice.
         starts_word: for each id, whether a word before it is complete, see `word_starts`.
         closed: indices of protected texts that no token can continue, such as `{name}`.
-        protected: indices of protected texts that end with a letter or digit, such as `%s`.
-        ends_protected: for each id, whether a text of `protected` before it is complete.
+        open_ended: indices of protected texts that a letter or digit could continue, such as `%s`.
+        ends_protected: for each id, whether a text of `open_ended` before it is complete.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class SentenceTerms:
         terms: Sequence[Spellings],
         starts_word: Sequence[bool],
         closed: Collection[int] = (),
-        protected: Collection[int] = (),
+        open_ended: Collection[int] = (),
         ends_protected: Sequence[bool] = (),
     ) -> None:
         self._terms = terms
         self._closed = frozenset(closed)
-        self._protected = frozenset(protected)
+        self._open_ended = frozenset(open_ended)
         self._ends_protected = ends_protected
         self._starts_word = starts_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
@@ -93,9 +93,9 @@ class SentenceTerms:
         complete = progress.complete
         if progress.ending and self._starts_word[token]:
             complete = complete | progress.ending
-        protected = progress.ending & self._protected
-        if protected and self._ends_protected[token]:
-            complete = complete | protected
+        open_ended = progress.ending & self._open_ended
+        if open_ended and self._ends_protected[token]:
+            complete = complete | open_ended
         # partial terms, and spellings that begin with the token, whose `num_tokens` is 0
         continued = list(progress.partial) + self._beginnings.get(token, [])
         if not continued:
@@ -158,11 +158,11 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
     for i in range(len(request.sources)):
         terms: list[Spellings] = []
         closed: list[int] = []
-        continuable: list[int] = []
+        open_ended: list[int] = []
         for protected in request.find_protected(i, tokenizer):
             spellings = spell_protected(protected, tokenizer.tgt)
             if spellings:
-                indices = continuable if protected.ends_word else closed
+                indices = open_ended if protected.ends_word else closed
                 indices.append(len(terms))
                 terms.append(spellings)
         terms += request.find_spellings(i, tokenizer)
@@ -173,7 +173,7 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
             terms,
             starts_word,
             closed=closed,
-            protected=continuable,
+            open_ended=open_ended,
             ends_protected=ends_protected(tokenizer.tgt),
         )
         sentences.append(sentence_terms)
@@ -254,6 +254,7 @@ class TermSearch(BeamSearch):
         """See `BeamSearch._choose`; allocates the candidates of sentences that miss a term."""
         eos_id = self._state.tokenizer.tgt.eos_id
         hypotheses = self._find_hypotheses()
+        # EOS is forbidden in rows of hypotheses that miss a term
         unfinished_rows = [h.row for h in hypotheses if not h.terms.can_end(h.progress)]
         log_probs[unfinished_rows, eos_id] = NEG_INF
         candidates, is_finished, is_live = super()._choose(log_probs)  # (B, 2K) each
@@ -314,8 +315,8 @@ class TermSearch(BeamSearch):
         last token of a term, it is also continued by the best token that begins a new word.
         """
         best_tokens = self._best_tokens(log_probs, [hypothesis.row for hypothesis in hypotheses])
-        continued = []  # the hypothesis of each candidate
-        tokens = []
+        continued = []  # (C,), the hypothesis that each candidate continues
+        tokens = []  # (C,), the token that each candidate adds
         for hypothesis, best in zip(hypotheses, best_tokens, strict=True):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
             if hypothesis.progress.ending and not any(self._starts_word[token] for token in best):
@@ -342,7 +343,7 @@ class TermSearch(BeamSearch):
     def _best_tokens(self, log_probs: Tensor, rows: list[int]) -> list[list[int]]:
         """Return the K best tokens of each of these rows."""
         num_best = min(self._state.request.config.beam_size, log_probs.size(1))
-        index = send(torch.tensor(rows), log_probs.device)
+        index = to_device(torch.tensor(rows), log_probs.device)
         sums = torch.zeros(len(rows), device=log_probs.device)
         grid = BeamGrid(torch.arange(len(rows)), len(rows), log_probs.device)
         best = best_candidates(sums, log_probs.index_select(0, index), grid, num_best)

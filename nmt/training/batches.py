@@ -26,7 +26,7 @@ from nmt.data.word_alignment import WordAligner
 from nmt.data.word_links import link_pieces, mark_word_starts
 from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.fast.packing import Packing, pack
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
 """The rows of a filler, a batch of the first pair only.
@@ -57,7 +57,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, without waiting for it."""
-        return self._copy(lambda tensor: send(tensor, device), lambda packing: packing.to(device))
+        return self._copy(lambda x: to_device(x, device), lambda packing: packing.to(device))
 
     def pin(self) -> Batch:
         """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""

@@ -29,7 +29,7 @@ from nmt.data.batching import UpdatePlan
 from nmt.errors import ModelError, to_one_line
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import cache_rounded_weights
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.runtime.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.training.adapters import merged_state_dict
 from nmt.training.batches import FILLER_ROWS, Batch, BatchMaker
@@ -327,7 +327,7 @@ class Learner:
         # every rank has the same norm; the sum of these shares over all ranks is the norm
         norm_share = gradient_norm.unsqueeze(0) / self.world.size  # (1,)
         # (6,): loss, nll, norm, and the three counts
-        rank_values = torch.cat([loss_sums.sum(dim=0), norm_share, send(counts, self.device)])
+        rank_values = torch.cat([loss_sums.sum(dim=0), norm_share, to_device(counts, self.device)])
         totals = sum_over_ranks(rank_values)
         loss_sum, nll_sum, norm, total_flops, total_positions, num_stop_requests = totals
         return UpdateResult(

@@ -76,7 +76,7 @@ def make_fingerprint(
     """Return the data and the settings of a run, to compare them when the run is resumed.
 
     `samplers` are the samplers of all stages, with the effective weights of the corpora. Settings
-    with `on_resume="free"` are left out.
+    with `on_resume="accept"` are left out.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
     fingerprint = {

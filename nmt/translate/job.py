@@ -21,7 +21,7 @@ from typing import Any
 
 from nmt import __version__
 from nmt.checkpoint import EXPORT_INFO, find_model
-from nmt.config import SearchConfig, TranslationConfig, resolve_path, settings_to_compare
+from nmt.config import FileTranslationConfig, SearchConfig, resolve_path, settings_to_compare
 from nmt.data.text import compress, is_compressed
 from nmt.errors import ConfigError, DamagedError, NmtError
 from nmt.runtime.files import disk_errors, replace_file, sync, write_json
@@ -42,7 +42,7 @@ _MIN_SECONDS_BETWEEN_SAVES = 1.0
 _READ_BYTES = 1 << 20  # bytes that are read and hashed at a time
 
 
-def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
+def describe_job(config: FileTranslationConfig, search: SearchConfig) -> dict[str, Any]:
     """Return the models and settings that must be the same when a job resumes.
 
     These include all settings of `search`, and the settings of `config` whose `on_resume` is

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from nmt.model.fast.layers import round_up_rows
 from nmt.model.fast.packing import MIN_WIDTH, additive_mask
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 
 CPU = torch.device("cpu")
 _SPARE_STEPS = 16  # adding capacity copies the cache, so it is added for this number of steps
@@ -60,8 +60,8 @@ class BeamGrid:
         beam_indices = torch.arange(num_beams)  # (W,)
         # the row of each cell; empty cells get a row of a later sentence, or the last row
         rows = (first_rows.unsqueeze(1) + beam_indices).clamp(max=num_rows - 1)  # (B, W)
-        self.is_empty = send(beam_indices >= self.counts.unsqueeze(1), device)  # (B, W)
-        self.rows = send(rows, device)  # (B, W)
+        self.is_empty = to_device(beam_indices >= self.counts.unsqueeze(1), device)  # (B, W)
+        self.rows = to_device(rows, device)  # (B, W)
         self.num_padded_rows = round_up_rows(num_rows)  # filler rows included
         cells = sentences * num_beams + self.beams  # (R,), indices into the flattened grid
         self.cpu_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))  # (num_padded_rows,)
@@ -69,7 +69,7 @@ class BeamGrid:
         self.is_full = num_rows == self.num_padded_rows == num_sentences * num_beams
         self._cpu_rows = rows.flatten()  # (B * W,)
         self._rows = self.rows.flatten()
-        self._cells = send(self.cpu_cells, device)
+        self._cells = to_device(self.cpu_cells, device)
 
     def rows_to_grid(self, x: Tensor) -> Tensor:
         """Map rows (R or more, ...), on the device or the CPU, to the grid (B, W, ...)."""
@@ -270,7 +270,7 @@ class AttentionCache:
         if self._uses_gather_index:
             self.context = StepContext(grid, gather_index=self._index_columns(grid))
         else:
-            mask = send(grid.rows_to_grid(self.attention_mask).unsqueeze(1), self._device)
+            mask = to_device(grid.rows_to_grid(self.attention_mask).unsqueeze(1), self._device)
             bias = additive_mask(mask, self.keys_values.width)  # (B, 1, W, C)
             distances = self._distances(grid) if self._has_position_bias else None
             self.context = StepContext(grid, bias=bias, distances=distances)
@@ -284,7 +284,8 @@ class AttentionCache:
         """
         positions = self.attention_mask.cumsum(dim=1)  # (R, C)
         distances = grid.rows_to_grid(positions - positions[:, -1:])
-        return send(F.pad(distances, (0, self.keys_values.width - distances.size(2))), self._device)
+        num_spare = self.keys_values.width - distances.size(2)  # columns not used yet
+        return to_device(F.pad(distances, (0, num_spare)), self._device)
 
     def _index_columns(self, grid: BeamGrid) -> GatherIndex:
         """Index the columns of each row's own tokens."""
@@ -339,8 +340,8 @@ class AttentionCache:
         self.attention_mask = self.attention_mask.gather(1, columns[sentences])  # (R, C')
         # spare capacity for the steps until the next compaction
         num_spare = num_columns // 2 + MIN_WIDTH + grid.shape[1]
-        columns = send(F.pad(columns, (0, num_spare)), self._device)
-        self.keys_values.compact(send(live, self._device), columns, num_columns)
+        columns = to_device(F.pad(columns, (0, num_spare)), self._device)
+        self.keys_values.compact(to_device(live, self._device), columns, num_columns)
 
     def add_sentences(self, count: int, grid: BeamGrid) -> None:
         """See `TargetCache.add_sentences`."""
@@ -375,7 +376,7 @@ class RecurrentCache:
 
     def reorder(self, rows: Tensor, grid: BeamGrid) -> None:
         """See `TargetCache.reorder`."""
-        rows = send(F.pad(rows, (0, grid.num_padded_rows - len(rows))), self._device)
+        rows = to_device(F.pad(rows, (0, grid.num_padded_rows - len(rows))), self._device)
         self.states = [state.index_select(0, rows) for state in self.states]
 
     def needs_compaction(self, num_positions: int) -> bool:

@@ -34,7 +34,7 @@ from nmt.model.fast.cache import (
 )
 from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.model.positions import TokenPositions
 from nmt.model.transformer import AttentionWeights, DecoderLayer, attend, repeat_heads
 
@@ -377,7 +377,7 @@ class DecodingState:
             positions = newest - self.first_positions[self.sentences]  # (R,)
             num_filler_rows = self.grid.num_padded_rows - len(positions)
             positions = F.pad(positions, (0, num_filler_rows)).unsqueeze(1)  # (padded R, 1)
-            positions = send(positions, self.device)
+            positions = to_device(positions, self.device)
         return TokenPositions(index=positions, num_positions=self.num_positions)
 
     def _source_index(self) -> GatherIndex:
@@ -422,7 +422,7 @@ class DecodingState:
             self.first_positions -= earliest
             self.num_positions -= earliest
         self.target_cache.compact(live, self.sentences, self.grid)
-        live = send(live, self.device)
+        live = to_device(live, self.device)
         self.source_keys_values = [x.index_select(1, live) for x in self.source_keys_values]
         self.source_bias = self.source_bias.index_select(0, live)
         self._rebuild_grid(len(live))

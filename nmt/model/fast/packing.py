@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.model.fast.transfer import send
+from nmt.model.fast.transfer import to_device
 from nmt.model.positions import TokenPositions, distance_matrix
 from nmt.model.transformer import causal_mask
 
@@ -75,7 +75,7 @@ class Packing:
 
     def to(self, device: torch.device) -> Packing:
         """Copy the tensors to `device`, without waiting for it."""
-        packing = self._map(lambda x: send(x, device))
+        packing = self._map(lambda x: to_device(x, device))
         return replace(packing, flash_attention=find_flash_attention(device))
 
     def pin(self) -> Packing:

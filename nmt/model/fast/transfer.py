@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def send(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to `device` without waiting for a GPU; return `x` if it is there already."""
     if device.type == "cuda" and x.device.type == "cpu":
         pinned = x if x.is_pinned() else x.pin_memory()
@@ -18,7 +18,7 @@ def send(x: Tensor, device: torch.device) -> Tensor:
     return x if x.device == device else x.to(device)  # comparing first is faster than `to`
 
 
-def fetch(*tensors: Tensor) -> list[Tensor]:
+def to_cpu(*tensors: Tensor) -> list[Tensor]:
     """Copy tensors from one device to the CPU, in a single copy that waits for the device.
 
     They must be float32, or int64 with values that fit in 32 bits.

@@ -25,7 +25,7 @@ from nmt.data.batch import bucket_by_length, pad, pad_source
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast import freeze
-from nmt.model.fast.transfer import fetch
+from nmt.model.fast.transfer import to_cpu
 from nmt.runtime.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis, shift_alignment
@@ -121,9 +121,9 @@ class NativeBackend:
         )
         attention = None
         if scored.attention is None:
-            [log_probs] = fetch(scored.log_probs)  # (B, T)
+            [log_probs] = to_cpu(scored.log_probs)  # (B, T)
         else:
-            log_probs, attention = fetch(scored.log_probs, scored.attention)  # (B, T), (B, T, S)
+            log_probs, attention = to_cpu(scored.log_probs, scored.attention)  # (B, T), (B, T, S)
         hypotheses = []
         for i, target in enumerate(targets):
             length = len(target) + 1
