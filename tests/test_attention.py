@@ -108,7 +108,11 @@ def test_a_model_without_source_eos_never_attends_to_eos(tokenizer: Tokenizer) -
     pairs = model.attention(LINES, LINES)
     for line, pair in zip(LINES, pairs, strict=True):
         assert pair.src == (tokenizer.pieces(tokenizer.encode(line)) or ["</s>"]), line
-        assert pair.cross.size(3) == len(pair.src)
+        src = tokenizer.encode(line) or [tokenizer.eos_id]
+        tgt = [tokenizer.bos_id, *tokenizer.encode(line)]
+        for kind, layers in expected(model, src, tgt).items():
+            weights = getattr(pair, kind).double()
+            assert_near(weights, torch.stack(layers), (line, kind), atol=1e-6, rtol=0)
 
 
 def test_engines_without_attention_and_unequal_numbers_of_lines_are_refused(

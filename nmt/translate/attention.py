@@ -34,7 +34,8 @@ KINDS = ("cross", "encoder", "decoder")  # the kinds of attention, as `PairAtten
 
 _MAX_BYTE = 255  # in JSON, a weight of 1
 
-# a piece that begins a word starts with a space or a character of a script without spaces
+# Matches the start of a piece that begins a word: a space (▁), or a Chinese or Japanese character,
+# which counts as a word
 _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 
 
@@ -54,7 +55,7 @@ class PairAttention:
     positions are exactly 0.
     """
 
-    src: list[str]  # S source pieces; the last one is EOS if the encoder reads it
+    src: list[str]  # S source pieces, EOS included unless the model has source_eos=false
     tgt: list[str]  # T pieces that the decoder reads, from BOS on; rows of `decoder`
     predicted: list[str]  # T pieces that the decoder predicts, up to EOS; rows of `cross`
     encoder: Tensor  # (L, H, S, S)
@@ -114,7 +115,9 @@ def attention_model(backend: Backend) -> FastTransformer | None:
     """
     if isinstance(backend, AutoBackend):
         backend = backend.native
-    stepper = backend.stepper if isinstance(backend, NativeBackend) else None
+    if not isinstance(backend, NativeBackend):
+        return None
+    stepper = backend.stepper
     return stepper.model if isinstance(stepper, ModelStepper) else None
 
 
@@ -159,7 +162,7 @@ def search_targets(
     target_ids: list[list[int]] = [[] for _ in source_ids]
     searched = [i for i, ids in enumerate(source_ids) if ids]
     if searched:
-        # each target begins with the tag of its language, if the model has tags
+        # the ids with which a target starts: the tag of its language, if the model has tags
         [tag_ids] = encode_starts(tokenizer.tgt, [""], tags.tgt)
         request = SearchRequest(
             [source_ids[i] for i in searched],
@@ -167,6 +170,7 @@ def search_targets(
             prefixes=[tag_ids] * len(searched),
             n_best=1,
         )
+        # searches again where a translation loops, which means that it repeats tokens
         results = search_without_loops(backend, request)
         for i, hypotheses in zip(searched, results, strict=True):
             target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizer.tgt.eos_id]
@@ -193,10 +197,11 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     if model.config.decoder is Decoder.attention:
         modules["decoder"] = [layer.self_attention for layer in model.decoder_layers]  # type: ignore[misc]
     attention_out: AttentionWeights = {}  # the forward pass stores the weights of these modules
-    for kind in KINDS:
-        attention_out.update(dict.fromkeys(modules[kind]))
-    # without EOS if the encoder does not read it
-    lengths = model.encoded_lengths(torch.tensor([len(src_ids)], device=device))
+    for kind_modules in modules.values():
+        for module in kind_modules:
+            attention_out[module] = None
+
+    lengths = torch.tensor([len(src_ids)], device=device)  # (1,)
     model(
         torch.tensor([src_ids], device=device),
         padding_mask(lengths, len(src_ids)),
