@@ -112,7 +112,10 @@ class BatchSearch:
     def _translate_continuations(
         self, segments: Sequence[Segment], continuations: Sequence[int]
     ) -> list[SearchResult]:
-        """Translate the `continuations` (indices) without alternatives, and other segments with."""
+        """Translate segments, of which only the first of each line gets alternatives.
+
+        `continuations` are the indices of the later segments of lines.
+        """
         results: list[SearchResult] = [[] for _ in segments]
         first_segments = sorted(set(range(len(segments))).difference(continuations))
         first_results = self.translate([segments[i] for i in first_segments])

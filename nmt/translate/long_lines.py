@@ -107,8 +107,8 @@ def _divide(
         fragments = _merge(_cut(text, ends, spans), max_tokens, encode)
         if len(fragments) > 1:
             return fragments
-    mean_characters = len(text) * max_tokens // num_tokens  # of `max_tokens` tokens
-    step = max(1, mean_characters - 1)  # one less, so that most fragments fit
+    mean_length = len(text) * max_tokens // num_tokens  # characters of `max_tokens` tokens
+    step = max(1, mean_length - 1)  # one less, so that most fragments fit
     max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
     positions = [0]
     for target in range(step, len(text), step):

@@ -27,9 +27,9 @@ def replace_loops(
 ) -> list[list[Hypothesis]]:
     """Search sentences again whose best hypothesis loops or met the length limit.
 
-    The second search forbids repeated n-grams. If its best hypothesis is better than the best of
-    the first search, see `_rank`, its hypotheses replace the others. Does nothing for samples and
-    with `loop_guard=false`.
+    The second search forbids repeated n-grams. Its hypotheses replace the hypotheses of the first
+    search if its best hypothesis is better, see `_rank`. Does nothing for samples and with
+    `loop_guard=false`.
     """
     config = request.config
     # the first search may already have forbidden all repeats that the second would forbid
@@ -90,8 +90,9 @@ def count_repeats(tokens: Sequence[Any]) -> int:
     for period in range(1, len(ids) // 2 + 1):
         # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later. This
         # run of 4 equal tokens gives 4 // 2 + 1 = 3 repeats.
-        differences = np.flatnonzero(ids[period:] != ids[:-period])
-        gaps = np.diff(differences, prepend=-1, append=len(ids) - period)
-        longest_run = int(gaps.max()) - 1
+        differs = ids[:-period] != ids[period:]  # from the token one period later
+        run_ends = np.flatnonzero(differs)
+        run_lengths = np.diff(run_ends, prepend=-1, append=len(differs)) - 1
+        longest_run = int(run_lengths.max())
         num_repeats = max(num_repeats, longest_run // period + 1)
     return num_repeats

@@ -38,7 +38,9 @@ def _alignment_table(translation: Translation, source_tokens: Sequence[str]) -> 
     assert translation.alignment is not None
     tokens = [escape(token) for token in translation.tokens]
     sources = [escape(source_tokens[i]) for i in translation.alignment[: len(tokens)]]
-    return _table([], ["".join(map(_CELL.format, row)) for row in (tokens, sources)])
+    token_row = "".join(map(_CELL.format, tokens))
+    source_row = "".join(map(_CELL.format, sources))
+    return _table([], [token_row, source_row])
 
 
 def heat_map(

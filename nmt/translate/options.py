@@ -24,7 +24,7 @@ from nmt.errors import ConfigError, suggest_names
 MAX_SOURCE_LENGTH = 256
 """Maximum number of tokens of a source, including EOS. Models rarely see longer sources in
 training, since `nmt-preprocess` drops them by default."""
-_MIN_SOURCE_LENGTH = 8  # tokens; a character may take 4, since the tokenizer can fall back to bytes
+_MIN_SOURCE_LENGTH = 8  # tokens; always holds one character: at most a space, four bytes and EOS
 
 
 class ScoreOptions(SearchOptions, total=False):
@@ -47,12 +47,12 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
 
     `prefixes` holds the text that each translation starts with; an empty text forces nothing.
     `too_long` says what happens to a line of more than `max_source_length` tokens, including tags
-    and EOS: split, truncate or error. `recase` translates lines in capitals or in title case as
-    sentences in ordinary case. `copy_symbols` copies lines without words: web and e-mail addresses,
-    emoji, other symbols. `unk_replacement` replaces each unknown token of a translation by the
-    source word that has the highest attention. `window_lines` is the number of lines that are
-    sorted by length and translated together. `context` is the number of preceding lines that a
-    model of documents (`data.context`) reads with each line.
+    and EOS: split, truncate or error. `recase` converts lines in capitals or in title case to
+    ordinary case before translation, and converts their translations back. `copy_symbols` copies
+    lines without words: web and e-mail addresses, emoji, other symbols. `unk_replacement` replaces
+    each unknown token of a translation with the source word that it attends to most. `window_lines`
+    is the number of lines that are sorted by length and translated together. `context` is the
+    number of preceding lines that a model of documents (`data.context`) reads with each line.
     """
 
     prefixes: Iterable[str] | None
@@ -85,8 +85,8 @@ class LineOptions:
     max_source_length: int = MAX_SOURCE_LENGTH
     """Maximum number of tokens of a source, including tags and EOS."""
     recase: bool = True
-    """Whether to translate lines in capitals or in title case in ordinary case, and to change the
-    case of their translations. Lines with a prefix are translated as they are."""
+    """Whether to convert lines in capitals or in title case to ordinary case before translation,
+    and their translations back. Lines with a prefix are translated as they are."""
     copy_symbols: bool = True
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
     protect: bool = False
@@ -99,8 +99,8 @@ class LineOptions:
     """Lines of a glossary whose terms search requires, see `SearchConfig.required_terms`. A line is
     not split inside of a term."""
     unk_replacement: bool = False
-    """Whether to replace each unknown token of a translation by the source word with the highest
-    attention."""
+    """Whether to replace each unknown token of a translation with the source word that it attends
+    to most."""
     rerank: RerankConfig | None = None
     """How to choose among candidates. None chooses by the score of search."""
     tags: Tags = field(default=Tags())

@@ -217,7 +217,10 @@ def _join_segments(
     num_translations = min(n_best, max(len(n_best_list) for n_best_list in hypotheses))
     translations = []
     for k in range(num_translations):
-        selected = [n_best_list[min(k, len(n_best_list) - 1)] for n_best_list in hypotheses]
+        selected = []
+        for n_best_list in hypotheses:
+            rank = min(k, len(n_best_list) - 1)
+            selected.append(n_best_list[rank])
         translations.append(_join_hypotheses(selected, segment_starts, tokenizer, source_words))
     return translations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,10 +243,10 @@ class Translator:
             num_candidates = options.rerank.count_candidates(config)
         batches = self._make_batch_search(config, options, num_candidates)
         for encoded in self._encode_windows(windows, config, options):
-            segments = [segment for line in encoded.segments for segment in line]
+            segments = chain.from_iterable(encoded.segments)  # of all lines
             line_results = build_line_results(
                 encoded,
-                batches.translate(segments),
+                batches.translate(list(segments)),
                 self.tokenizer,
                 n_best=num_candidates,
                 alignment=config.alignment,

@@ -1,7 +1,7 @@
 """Optimized drop-in replacements for the layers of `nmt.model.transformer`.
 
 They add packing and a KV cache. `accelerate` gives a model these layers, which changes its results
-by rounding only. No other package uses private operators of torch. Each of them has a public
+by rounding only. Only this package uses private operators of torch, each of them with a public
 operator as a fallback.
 """
 

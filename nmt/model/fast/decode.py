@@ -209,6 +209,7 @@ class LayerStep:
         return self.self_out(self.attend_self(q, k, v, cache.context))
 
     def _normalize_and_rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
+        """Normalize and rotate the queries and keys in `heads` (R, H + 2K, d)."""
         attention = self.self_attention
         num_kv_heads = (heads.size(1) - self.num_heads) // 2
         q, k, v = torch.split(heads, [self.num_heads, num_kv_heads, num_kv_heads], dim=1)

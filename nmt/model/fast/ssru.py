@@ -41,6 +41,7 @@ def scan(gates: Tensor, candidates: Tensor) -> Tensor:
 
 
 def _scan(gates: Tensor, candidates: Tensor) -> Tensor:
+    """Compute `scan`; c_t = z_t + f_t * (c_{t-1} - z_t) is a linear interpolation."""
     states = torch.empty_like(candidates)
     state = torch.zeros_like(candidates[:, 0])
     steps = zip(gates.unbind(1), candidates.unbind(1), states.unbind(1), strict=True)

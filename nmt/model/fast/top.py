@@ -1,11 +1,13 @@
 """Selection of the best next tokens of a search, without sorting the whole vocabulary.
 
-The vocabulary is divided into groups of 64 neighboring tokens. The C highest scores are in the C
-groups with the highest maxima, so only these groups are sorted.
+The vocabulary is divided into groups of 64 neighboring tokens. Each of the C best tokens is in one
+of the C groups with the highest maxima: otherwise, these groups would have C better tokens. So only
+the tokens of C groups are compared.
 """
 
-# R live hypotheses, one row each; B sentences, W beams (see `BeamGrid`)
-# V vocab, G groups of 64 tokens, C candidates
+# R live hypotheses, one row each; V vocab, G groups of 64 tokens, C candidates
+# A `BeamGrid` maps rows (R, ...) to a grid (B, W, ...) of B sentences and W beams. In each cell,
+# `grid.rows` (B, W) has the row, and `grid.is_empty` (B, W) says whether the cell has none.
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from torch import Tensor
 from nmt.model.fast.cache import BeamGrid
 
 NEG_INF = float("-inf")
-_GROUP_SIZE = 64  # of the order of sqrt(V), so that few groups and few tokens are compared
+_GROUP_SIZE = 64  # near sqrt(V): larger groups have more tokens to compare, smaller ones are more
 
 
 class Candidates(NamedTuple):
@@ -40,10 +42,11 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
         grid: which rows belong to which sentence.
         count: the number of candidates of a sentence, C.
     """
+    num_continuations = grid.shape[1] * log_probs.size(1)  # of a sentence with W hypotheses
     # one more than `count`, to detect a tie between the last candidate and the next
-    num_chosen = min(count + 1, grid.shape[1] * log_probs.size(1))
-    # A stable sort is slower, so a CPU sorts stably only if there are ties. Checking for ties on a
-    # GPU would wait for the device.
+    num_chosen = min(count + 1, num_continuations)
+    # Only a stable selection orders equal sums as promised, but it is slower. So a CPU selects
+    # stably only if it finds a tie. A GPU always does: looking for ties would wait for the device.
     is_stable = sums.device.type != "cpu"
     best = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=is_stable)
     if not is_stable:
@@ -69,7 +72,8 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
 def most_likely_tokens(log_probs: Tensor) -> Tensor:
     """Return the most probable token (R,) of each row of (R, V): the lowest of equal tokens."""
     groups = _group_maxima(log_probs).argmax(dim=1)  # (R,)
-    tokens = _tokens_of_groups(groups).clamp_(max=log_probs.size(1) - 1)  # (R, 64)
+    tokens = _tokens_of_groups(groups)  # (R, 64)
+    tokens.clamp_(max=log_probs.size(1) - 1)  # fills the last group with its last token
     best = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (R, 1)
     return tokens.gather(1, best).squeeze(1)
 
@@ -82,27 +86,32 @@ def _select_candidates(
     maxima = _group_maxima(log_probs)  # (R, G)
     num_groups = maxima.size(1)
     # the highest sum within each group of each hypothesis
-    bounds = grid.rows_to_grid(sums.unsqueeze(1) + maxima)  # (B, W, G)
+    group_sums = grid.rows_to_grid(sums.unsqueeze(1) + maxima)  # (B, W, G)
     if not grid.is_full:
-        bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
-    bounds = bounds.flatten(1)  # (B, W * G)
-    _, groups = _select_highest(bounds, min(count, bounds.size(1)), is_stable)
-    groups = groups.sort(dim=1).values  # restore the order of rows and tokens, for ties
-    beams = groups.div(num_groups, rounding_mode="floor")  # (B, C)
+        group_sums = group_sums.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
+    group_sums = group_sums.flatten(1)  # (B, W * G)
+    num_selected = min(count, group_sums.size(1))  # C, the number of groups of each sentence
+    _, beam_groups = _select_highest(group_sums, num_selected, is_stable)  # indices w * G + g
+    beam_groups = beam_groups.sort(dim=1).values  # by row and token, the order of equal sums
+    beams = beam_groups.div(num_groups, rounding_mode="floor")  # (B, C)
     rows = grid.rows.gather(1, beams)  # (B, C)
-    tokens = _tokens_of_groups(groups % num_groups)  # (B, C, 64)
-    index = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
-    token_log_probs = log_probs.view(-1).index_select(0, index.flatten()).view_as(index)
+    tokens = _tokens_of_groups(beam_groups % num_groups)  # (B, C, 64)
+    # indices into the flattened log-probabilities, R * V
+    flat_index = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
+    token_log_probs = log_probs.view(-1).index_select(0, flat_index.flatten())
+    token_log_probs = token_log_probs.view_as(flat_index)  # (B, C, 64)
     totals = sums[rows].unsqueeze(2) + token_log_probs  # (B, C, 64)
     totals.masked_fill_(tokens >= vocab_size, NEG_INF)  # the last group may have fewer
     if not grid.is_full:
         totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEG_INF)
-    best_sums, cells = _select_highest(totals.flatten(1), count, is_stable)  # (B, C)
+    # the best of the C * 64 tokens of a sentence, and their indices
+    best_sums, best = _select_highest(totals.flatten(1), count, is_stable)  # (B, C)
+    best_groups = best.div(_GROUP_SIZE, rounding_mode="floor")  # (B, C)
     return Candidates(
         sums=best_sums,
-        rows=rows.gather(1, cells.div(_GROUP_SIZE, rounding_mode="floor")),
-        tokens=tokens.flatten(1).gather(1, cells),
-        log_probs=token_log_probs.flatten(1).gather(1, cells),
+        rows=rows.gather(1, best_groups),
+        tokens=tokens.flatten(1).gather(1, best),
+        log_probs=token_log_probs.flatten(1).gather(1, best),
     )
 
 
@@ -120,14 +129,17 @@ def _select_highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor
 
 def _group_maxima(log_probs: Tensor) -> Tensor:
     """Return the maximum of each group of tokens, (R, G); the last group may be smaller."""
-    end = log_probs.size(1) // _GROUP_SIZE * _GROUP_SIZE
-    remaining = log_probs[:, end:]
-    maxima = log_probs[:, :end]
-    if end:
-        maxima = maxima.view(len(log_probs), -1, _GROUP_SIZE).amax(dim=2)
-    if not remaining.size(1):
+    num_rows, vocab_size = log_probs.shape
+    num_full_groups = vocab_size // _GROUP_SIZE
+    end = num_full_groups * _GROUP_SIZE
+    maxima = log_probs.new_empty(num_rows, 0)
+    if num_full_groups:
+        full_groups = log_probs[:, :end].view(num_rows, num_full_groups, _GROUP_SIZE)
+        maxima = full_groups.amax(dim=2)
+    if end == vocab_size:
         return maxima
-    return torch.cat([maxima, remaining.amax(dim=1, keepdim=True)], dim=1)
+    last_maximum = log_probs[:, end:].amax(dim=1, keepdim=True)  # (R, 1)
+    return torch.cat([maxima, last_maximum], dim=1)
 
 
 def _tokens_of_groups(groups: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class EngineChoice(NamedTuple):
 
     backend: Engine
     quantization: Quantization | None
-    """None for the native engine. For an exported folder, the requested one, None if none was."""
+    """None for the native engine. For an exported folder, the format in the settings, if any."""
 
 
 class AutoBackend:
