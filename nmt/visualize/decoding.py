@@ -173,7 +173,8 @@ def encoder_output(model: FastTransformer, src_ids: list[int]) -> Tensor:
     """Return the encoder's output (S, D) in float32 for the ids of one sentence."""
     src = torch.tensor([src_ids], device=model.embedding.weight.device)
     lengths = torch.tensor([len(src_ids)], device=src.device)
-    return model.encode(src, padding_mask(lengths, len(src_ids)))[0].float().cpu()
+    memory = model.encode(src, padding_mask(lengths, len(src_ids)))  # (1, S, D)
+    return memory[0].float().cpu()
 
 
 def draw_decoding(

@@ -29,7 +29,7 @@ class PictureInfo:
     figure_function: str = ""  # function(config, style) that returns a figure of matplotlib
     page_function: str = ""  # function(config) that returns an HTML page
     svg_function: str = ""  # function(config) that returns an animated SVG
-    other_function: str = ""  # function(config) that draws nothing
+    task_function: str = ""  # function(config) of a task without a picture
     default_suffix: str = ".png"  # suffix of the file, unless `output` is set
 
 
@@ -53,7 +53,7 @@ PICTURES = {
     ),
     Picture.schedule: PictureInfo(
         "learning rates",
-        "schedules=[512:4000,512:8000,512:4000:cosine]",  # d_model:warmup_steps
+        "schedules=[512:4000,512:8000,512:4000:cosine]",  # d_model:warmup_steps[:schedule]
         figure_function="theory:draw_schedule",
     ),
     Picture.smoothing: PictureInfo(
@@ -85,7 +85,7 @@ PICTURES = {
         default_suffix=".html",
     ),
     Picture.probabilities: PictureInfo(
-        "probabilities of each position of a translation: wanted, untrained and trained",
+        "next-token probabilities in training targets, in an untrained and in the trained model",
         'src="A dog runs." model_dir=runs/mine',
         figure_function="targets:draw_probabilities",
     ),
@@ -124,24 +124,25 @@ PICTURES = {
     Picture.pieces: PictureInfo(
         "no picture: prints the pieces of sentences, with their ids",
         'src="A dog runs." model_dir=data/mine',
-        other_function="pieces:print_pieces",
+        task_function="pieces:print_pieces",
     ),
     Picture.upload: PictureInfo(
         "no picture: sends a run's metrics to trackers that lack them",
         "run_dir=runs/mine tracker=[wandb,mlflow]",
-        other_function="runs:upload",
+        task_function="runs:upload",
     ),
 }
 
 
 def list_pictures() -> str:
     """Return a text that lists all pictures, each with a description and an example."""
-    lines = ["nmt-visualize draws, with what=NAME:\n"]
+    lines = ["nmt-visualize what=NAME draws one of these pictures:\n"]
     for picture, info in PICTURES.items():
         lines.append(f"  what={picture.value}\n      {info.description}")
         lines.append(f"      nmt-visualize what={picture.value} {info.example}")
     lines.append(
-        "\noutput=FILE.png, .svg, .pdf or .html; theme=dark; nmt-visualize --help has the rest"
+        "\noutput=FILE chooses the file and, by its suffix, the format: .png, .svg, .pdf or .html\n"
+        "theme=dark draws on a dark background; nmt-visualize --help lists all settings"
     )
     return "\n".join(lines)
 
@@ -153,20 +154,26 @@ def draw(config: VisualizeConfig) -> None:
     """
     if config.what is None:
         print(list_pictures())
-    elif PICTURES[config.what].other_function:
-        _import_function(PICTURES[config.what].other_function)(config)
+    elif PICTURES[config.what].task_function:
+        run_task = _import_function(PICTURES[config.what].task_function)
+        run_task(config)
     else:
-        log.info("wrote %s", _write_picture(config, config.what))
+        path = _write_picture(config, config.what)
+        log.info("wrote %s", path)
 
 
 def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
     """Write a picture and return its path. The suffix chooses a page or a figure."""
     info = PICTURES[picture]
     output = resolve_path(config.output or f"{picture.value}{info.default_suffix}")
-    if output.suffix == ".html" and info.page_function:
-        _write_text(output, _import_function(info.page_function)(config))
-    elif output.suffix == ".svg" and info.svg_function:
-        _write_text(output, _import_function(info.svg_function)(config))
+    text_function = ""
+    if output.suffix == ".html":
+        text_function = info.page_function
+    elif output.suffix == ".svg":
+        text_function = info.svg_function
+    if text_function:
+        make_text = _import_function(text_function)
+        _write_text(output, make_text(config))
     elif output.suffix != ".html" and info.figure_function:
         _write_figure(config, info, output)
     else:

@@ -20,6 +20,7 @@ from nmt.visualize.style import Style
 
 _NUM_DEFAULT_WORDS = 12
 _NUM_NEIGHBORS = 3
+_MIN_NEIGHBOR_LINES = 8  # fewer words leave empty lines, instead of being spread over the height
 
 
 def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
@@ -32,33 +33,34 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
     words = config.words or choose_words(tokenizer, ids)
-    character_codes = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
+    missing_characters = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
     point_axes, neighbor_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
     drawn_ids = ids[: config.num_pieces]
     points = principal_components(vectors[drawn_ids]).numpy()  # (N, 2)
     point_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
-    labels = [piece.translate(character_codes) for piece in tokenizer.pieces(drawn_ids)]
+    labels = [piece.translate(missing_characters) for piece in tokenizer.pieces(drawn_ids)]
     _label_points(point_axes, points, labels)
     point_axes.set(
         title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[]
     )
     neighbor_axes.set_title("Nearest neighbors by cosine")
     neighbor_axes.axis("off")
+    num_lines = max(len(words), _MIN_NEIGHBOR_LINES)
     for row, word in enumerate(words):
         neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
-        y = 1 - (row + 0.7) / max(len(words), 8)  # few words keep the line height of 8
+        y = 1 - (row + 0.7) / num_lines  # in the coordinates of the axes, 1 at the top
         neighbor_axes.text(
             0,
             y,
-            word.translate(character_codes),
+            word.translate(missing_characters),
             fontweight="bold",
             transform=neighbor_axes.transAxes,
         )
         neighbor_axes.text(
             0.33,
             y,
-            neighbors.translate(character_codes),
+            neighbors.translate(missing_characters),
             fontsize=8.5,
             transform=neighbor_axes.transAxes,
         )

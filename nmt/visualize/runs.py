@@ -158,8 +158,8 @@ def _display_names(folders: list[Path], style: Style) -> list[str]:
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [os.path.relpath(folder) for folder in folders]
-    character_codes = style.add_fonts_for(names)
-    return [name.translate(character_codes) for name in names]
+    missing_characters = style.add_fonts_for(names)
+    return [name.translate(missing_characters) for name in names]
 
 
 def _legend_size(names: list[str]) -> tuple[int, int]:

@@ -104,8 +104,8 @@ class Style:
     def add_fonts_for(self, texts: Iterable[str]) -> dict[int, str]:
         """Add installed fonts to the style until they cover every character of `texts`.
 
-        Returns a table for `str.translate` that replaces characters without a font by codes such
-        as U+4E2D, and logs a warning about them.
+        Returns a table for `str.translate`, which replaces the characters that no font has with
+        codes such as U+4E2D. Logs a warning about these characters.
         """
         uncovered = {ord(character) for character in "".join(texts) if character.isprintable()}
         font_files = {}

@@ -35,8 +35,8 @@ def draw_vocabulary(config: VisualizeConfig, style: Style) -> Figure:
     if len(ids) > _MAX_TOKENS:
         raise ConfigError(f"words: {len(ids)} pieces, {_MAX_TOKENS} can be drawn; give fewer words")
     pieces = tokenizer.pieces(ids)
-    character_codes = style.add_fonts_for(pieces)
-    labels = [piece.translate(character_codes) for piece in pieces]
+    missing_characters = style.add_fonts_for(pieces)
+    labels = [piece.translate(missing_characters) for piece in pieces]
     indices = [str(id) for id in ids]
     figure = style.figure(0.6 * len(ids) + 4, 0.36 * len(ids) + 2)
     axes = figure.subplots()
@@ -97,9 +97,9 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
         tables[title] = select_columns(distribution, columns)
     pieces = tokenizer.tgt.pieces(tgt_out)
     column_pieces = tokenizer.tgt.pieces(columns)
-    character_codes = style.add_fonts_for(pieces)  # `columns` has the same pieces
-    row_labels = [piece.translate(character_codes) for piece in pieces]
-    column_labels = [piece.translate(character_codes) for piece in column_pieces]
+    missing_characters = style.add_fonts_for(pieces)  # `columns` has the same pieces
+    row_labels = [piece.translate(missing_characters) for piece in pieces]
+    column_labels = [piece.translate(missing_characters) for piece in column_pieces]
     return probabilities_figure(tables, row_labels, [*column_labels, "others"], style)
 
 
@@ -120,7 +120,8 @@ def next_token_probabilities(model: Transformer, src_ids: list[int], tgt_in: lis
         torch.tensor([tgt_in], device=device),
         causal_mask(len(tgt_in), device),
     )  # (1, T, D)
-    return model.logits(hidden)[0].float().softmax(dim=-1).cpu()
+    logits = model.logits(hidden)[0].float()  # (T, V)
+    return logits.softmax(dim=-1).cpu()
 
 
 def smoothed_targets(tgt_out: list[int], vocab_size: int, smoothing: float) -> Tensor:

@@ -74,7 +74,7 @@ def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
     images = []
     for i, (layout, title) in enumerate(_LAYOUT_TITLES.items()):
         table = sinusoidal_positions(config.length, d_model, layout).numpy()  # (P, D)
-        images.append(style.heat_map(axes[0, i], table, is_signed=True))
+        images.append(style.heat_map(axes[0, i], table, is_signed=True))  # values from -1 to 1
         axes[0, i].set(title=title, xlabel="dimension", ylabel="position")
         axes[0, i].locator_params(integer=True)
         if table.size <= _MAX_WRITTEN_CELLS:
@@ -95,8 +95,8 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
     figure = style.figure(9, 4.8)
     axes = figure.subplots()
     updates = range(1, config.steps + 1)
-    for i, text in enumerate(config.schedules):
-        settings = parse_schedule(text, num_updates=config.steps)
+    for i, schedule_text in enumerate(config.schedules):
+        settings = parse_schedule(schedule_text, num_updates=config.steps)
         rates = [learning_rate(update, settings) for update in updates]
         optimizer = settings.optimizer
         label = (
@@ -112,10 +112,11 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def parse_schedule(text: str, num_updates: int) -> TrainConfig:
-    """Return the settings of a run of `num_updates` with the schedule D_MODEL:WARMUP[:NAME[:PEAK]].
+    """Return the settings of a run with a learning-rate schedule, for `num_updates` updates.
 
-    `VisualizeConfig` has checked the text. NAME is noam by default. PEAK is by default the peak of
-    the paper, (d_model * warmup_steps)^-0.5. The schedule noam always has this peak.
+    The schedule is written as D_MODEL:WARMUP[:NAME[:PEAK]]; `VisualizeConfig` has checked the text.
+    NAME is noam by default. PEAK is by default the peak of the paper, (d_model *
+    warmup_steps)^-0.5. The schedule noam always has this peak.
     """
     fields = text.split(":")
     d_model = int(fields[0])
@@ -126,7 +127,7 @@ def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     if len(fields) > 3:
         peak = float(fields[3])
     elif schedule is Schedule.noam:
-        peak = None  # `OptimizerConfig` accepts no peak for this schedule
+        peak = None  # noam computes its peak itself, and `OptimizerConfig` refuses another one
     else:
         peak = (d_model * warmup_steps) ** -0.5
     return TrainConfig(
@@ -151,11 +152,11 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     title = f"Target distribution, label_smoothing={smoothing:g}"
     target_axes.set(title=title, xlabel="word", ylabel="correct word")
     confidences = np.linspace(0.01, 0.999, 200)
-    smoothings = sorted({0.0, smoothing, 0.4})  # `smoothing` may be 0.0 or 0.4
+    smoothings = sorted({0.0, smoothing, 0.4})  # two values if `smoothing` is 0.0 or 0.4
     for i, value in enumerate(smoothings):
         losses = np.array([smoothed_loss(value, float(c), _NUM_WORDS) for c in confidences])
         [line] = loss_axes.plot(confidences, losses, _LINE_STYLES[i], label=f"smoothing {value:g}")
-        if value:
+        if value > 0:  # without smoothing, the loss has no minimum: it falls up to confidence 1
             lowest = losses.argmin()
             loss_axes.plot(confidences[lowest], losses[lowest], "o", color=line.get_color())
     loss_axes.set(
@@ -175,7 +176,8 @@ def smoothed_target(smoothing: float, word: int, num_words: int) -> torch.Tensor
     logits = torch.zeros(1, num_words, requires_grad=True)
     loss = _loss_of_logits(logits, word, smoothing)
     [gradient] = torch.autograd.grad(loss, logits)
-    target = logits.detach().softmax(dim=1) - gradient  # (1, V)
+    probabilities = logits.detach().softmax(dim=1)  # (1, V)
+    target = probabilities - gradient  # (1, V), since the gradient is probabilities - target
     return target[0]
 
 
