@@ -12,7 +12,7 @@ from nmt.config import OutputFormat, TranslateConfig, resolve_path
 from nmt.data.text import open_bytes
 from nmt.documents.document import Document, ReadOptions
 from nmt.documents.formats import FORMATS, PACKAGES, read_document
-from nmt.documents.texts import remove_target_tag
+from nmt.documents.texts import list_sentences, remove_target_tag
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.files import replace_file
 from nmt.translate.job import JobState, partial_path
@@ -98,7 +98,4 @@ def open_document(config: TranslateConfig, output_file: Path | None) -> InputDoc
         document = read_document(Path(name).name, content, options)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    sentences: list[str] = []
-    for text in document.texts:
-        sentences += text.sentences
-    return InputDocument(document, sentences, output_file)
+    return InputDocument(document, list_sentences(document.texts), output_file)

@@ -146,6 +146,7 @@ class _TokenParser(HTMLParser):
             position += 1
 
     def _parse_from(self, position: int) -> None:
+        """Let HTMLParser read the text from a position on, until it stops."""
         text = self._text[position:]
         self.reset()
         self._pass_start = position

@@ -156,6 +156,7 @@ class Block:
         return self.leading_space + rendered + self.trailing_space
 
     def _place_tags(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
+        """Return the translation with the inline elements around the words that belong to them."""
         translations = [get_translation_text(result, rank) for result in results]
         gaps = self.text.target_gaps(translations)
         target = ""

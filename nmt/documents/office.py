@@ -185,6 +185,7 @@ class _PartReader:
 
 
 def _markup_text(markup: str) -> PlainText:
+    """Return a text without sentences, which renders as `markup`."""
     return PlainText([], [markup])
 
 

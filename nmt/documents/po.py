@@ -76,7 +76,7 @@ class _Translation(WrappedText):
         text = html.unescape(self.text.render(results, rank, prefix))
         lines = _split_lines(text) or [""]
         if len(lines) > 1:
-            lines.insert(0, "")  # gettext starts so too, which aligns the lines of the text
+            lines.insert(0, "")  # as gettext does, so that all lines of the text are aligned
         quoted = [f'"{line.translate(_ESCAPE_BY_CHARACTER)}"{self.newline}' for line in lines]
         return f"{self.keyword} {''.join(quoted)}"
 

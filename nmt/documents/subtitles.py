@@ -79,6 +79,7 @@ def _split_speakers(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> _Subtitle:
+    """Return the lines of one speaker as one text."""
     line = _join_lines(lines)
     text = _POSITION_TAGS.sub("", line)
     return _Subtitle(

@@ -78,6 +78,7 @@ def _find_cells(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[t
 
 
 def _find_column(header: Sequence[str], name: str) -> int:
+    """Return the index of the column with this name. Raises `DataError` if there is none."""
     if name not in header:
         raise DataError(f"columns: the first row has no {name}; {suggest_names(name, header)}")
     return header.index(name)

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Protocol
 
 from nmt.data.text import replace_line_breaks
@@ -31,6 +31,11 @@ class Translatable(Protocol):
     @property
     def needs_alignment(self) -> bool:
         """Whether to find out which source tokens the target tokens attend to."""
+
+
+def list_sentences(texts: Iterable[Translatable]) -> list[str]:
+    """Return the sentences of all texts, in order."""
+    return list(chain.from_iterable(text.sentences for text in texts))
 
 
 class SourceText(Translatable, Protocol):

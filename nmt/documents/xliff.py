@@ -71,7 +71,7 @@ class _XliffReader:
         return self._texts
 
     def _is_untranslated(self, token: XmlToken) -> bool:
-        """Return whether an element is not to be translated. By default, it is as its parent."""
+        """Return whether an element is not translated. By default, it inherits from its parent."""
         translate = token.attributes.get("translate")
         if translate is None:
             return self._untranslated_stack[-1]

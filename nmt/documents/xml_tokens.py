@@ -129,10 +129,12 @@ class _TokenParser:
         self._tokens = tokens[len(ends) :]
 
     def _add(self, token: XmlToken) -> None:
+        """Record that a token starts at the current position of expat."""
         self._starts.append(self._parser.CurrentByteIndex)
         self._tokens.append(token)
 
     def _start(self, element: str, attributes: dict[str, str]) -> None:
+        """Record a start tag."""
         self._tag_start = self._parser.CurrentByteIndex
         namespace, name = _split_name(element)
         attributes_by_name = {}
@@ -142,6 +144,7 @@ class _TokenParser:
         self._add(XmlToken(XmlKind.OPENING, "", namespace, name, attributes_by_name))
 
     def _end(self, element: str) -> None:
+        """Record an end tag."""
         if self._parser.CurrentByteIndex != self._tag_start:  # <a/> is one token
             namespace, name = _split_name(element)
             self._add(XmlToken(XmlKind.CLOSING, "", namespace, name))

@@ -8,7 +8,7 @@ import hmac
 import ipaddress
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -52,8 +52,12 @@ def read_keys(path: str) -> list[Key]:
                 f"{path}, line {line_number}: "
                 "write KEY, requests a minute and characters of a request"
             )
-        limits = [int(field) for field in fields[1:]]  # of requests and of characters, if given
-        keys.append(Key(fields[0], f"key-{line_number}", *limits))
+        key = Key(secret=fields[0], name=f"key-{line_number}")
+        if len(fields) > 1:
+            key = replace(key, requests_per_minute=int(fields[1]))
+        if len(fields) > 2:
+            key = replace(key, char_limit=int(fields[2]))
+        keys.append(key)
     if not keys:
         raise ConfigError(f"api_keys={path}: has no key; write one a line")
     return keys

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from nmt.documents.document import Document, ReadOptions, join_texts
 from nmt.documents.formats import read_document
-from nmt.documents.texts import SourceText, group_texts
+from nmt.documents.texts import SourceText, group_texts, list_sentences
 from nmt.errors import DataError, NmtError
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
 from nmt.serve.worker_process import set_parent_death_signal
@@ -210,7 +210,7 @@ class _FileReader:
         self._windows = group_texts(self._document.texts, max_sentences)
         for text in self._document.texts:
             _check_length(text.sentences, max_text_sentences)
-        sentences = [sentence for text in self._document.texts for sentence in text.sentences]
+        sentences = list_sentences(self._document.texts)
         num_characters = sum(map(len, sentences))
         # each sentence has at least one character, so this number of sentences is enough
         sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
@@ -222,8 +222,8 @@ class _FileReader:
         if texts is None:
             return None
         self._texts.extend(texts)
-        sentences = [sentence for text in texts for sentence in text.sentences]
-        return FileWindow(sentences, any(text.needs_alignment for text in texts))
+        needs_alignment = any(text.needs_alignment for text in texts)
+        return FileWindow(list_sentences(texts), needs_alignment)
 
     def render(self, results: Sequence[LineResult], prefix: str) -> None:
         """Render the texts of the oldest window that is not rendered, with its results.

@@ -16,7 +16,7 @@ DETECTION_CHARACTERS = 400  # more characters make detection slower, but hardly 
 # with at least this confidence, a text counts as already written in the target language
 _MIN_TARGET_CONFIDENCE = 50.0
 _MIN_CONFIDENCE = 0.1  # less likely languages are not listed
-_MAX_GUESSES = 32  # number of guesses asked of the detector, before others than served are dropped
+_MAX_GUESSES = 32  # number of languages that the detector returns; unserved ones are then dropped
 
 
 class DetectedLanguage(NamedTuple):

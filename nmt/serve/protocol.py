@@ -30,7 +30,7 @@ _WRITE_SECONDS = 30.0
 # limits on the remaining body of a refused request, which is discarded
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
-_CLOSED_PART = 16  # if too many connections are open, a sixteenth of them is closed
+_CLOSE_ONE_IN = 16  # if too many connections are open, one in 16 is closed
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"
@@ -109,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if connection is not self and connection.is_waiting_for_client:
                 waiting.append(connection)
         waiting.sort(key=lambda connection: connection.last_active)
-        num_closed = max(max_connections // _CLOSED_PART, 1)
+        num_closed = max(max_connections // _CLOSE_ONE_IN, 1)
         for connection in waiting[:num_closed]:
             self.connections.discard(connection)  # closed in the next turn of the loop
             connection.transport.abort()

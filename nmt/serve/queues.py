@@ -14,7 +14,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 
 from nmt.config import SearchConfig
 from nmt.data.languages import Tags, encode_starts
@@ -111,7 +111,7 @@ class QueuedRequest:
     done: asyncio.Future[None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.segments = [segment for line in self.encoded.segments for segment in line]
+        self.segments = list(chain.from_iterable(self.encoded.segments))
         self.num_tokens = sum(segment.num_tokens for segment in self.segments)
         self.done = asyncio.get_running_loop().create_future()
 

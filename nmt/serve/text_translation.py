@@ -6,12 +6,12 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from nmt.config import ServeConfig
 from nmt.documents.document import ReadOptions, read_text
-from nmt.documents.texts import SourceText, Translatable, group_texts
+from nmt.documents.texts import SourceText, Translatable, group_texts, list_sentences
 from nmt.search.protect import find_protected
 from nmt.serve.access import RequestContext
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
@@ -174,7 +174,7 @@ class TextTranslator:
         is_plain = not options.with_scores and options.n_best == 1 and not options.prefix
         if self._config.context > 0 and is_plain and not needs_alignment:
             separator = find_common_separator(direction.translator.tokenizer)
-        sentences = [sentence for text in source_texts for sentence in text.sentences]
+        sentences = list_sentences(source_texts)
         if options.glossary is not None:
             lines = options.glossary.select_lines(sentences)
             options = replace(options, search={**options.search, "glossary": lines})
@@ -205,7 +205,7 @@ class TextTranslator:
 
         `documents` are lists of sentences. There is no context from other documents.
         """
-        sentences = [sentence for document in documents for sentence in document]
+        sentences = list(chain.from_iterable(documents))
         protection_options = self.choose_protection(options, sentences)
         search = self.make_batch_options(direction, protection_options).search
         groups = []
