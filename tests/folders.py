@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.binary import CorpusIndex, write_index
+from nmt.data.binary import CorpusIndex, write_lengths
 from nmt.data.shards import ShardFile, ShardWriter
 from nmt.runtime.files import write_json
 
@@ -50,5 +50,5 @@ def write_folder(
     valid = write_shard(folder / "valid-00000.arrow", first, vocab_size)
     index["valid"].append(CorpusIndex("", 1.0, [valid]))
     write_json(
-        folder / "meta.json", {**write_index(folder, index), "vocab_size": vocab_size, **meta}
+        folder / "meta.json", {**write_lengths(folder, index), "vocab_size": vocab_size, **meta}
     )

@@ -288,8 +288,8 @@ def test_ids_lengths_and_texts_of_handmade_shards_are_checked(
     data.write_ids(valid, ID_LIST, [b"a"] * 8)
     assert refusal(read_data, tmp_path) == ""
     cases = {
-        f"the id {tokenizer.vocab_size} of": ([[4, tokenizer.vocab_size]] * 8, ID_LIST, []),
-        "the id 4294967295 of": ([[4, -1]] * 8, ID_LIST, []),
+        f"the id {tokenizer.vocab_size} of a": ([[4, tokenizer.vocab_size]] * 8, ID_LIST, []),
+        "the id 4294967295 of a": ([[4, -1]] * 8, ID_LIST, []),
         "list<item: double>": (valid, pa.list_(pa.float64()), []),
         "a value is missing": ([None, *valid[1:]], ID_LIST, []),
         "UTF8": (valid, ID_LIST, [b"\xff"] * 8),

@@ -28,7 +28,12 @@ from nmt.data.tokenizer import (
     load_tokenizers,
     save_tokenizers,
 )
-from nmt.data.vocabulary import adopt_tokenizer, open_tokenizers, train_tokenizer, train_tokenizers
+from nmt.data.vocabulary import (
+    load_with_symbols,
+    open_tokenizers,
+    train_tokenizer,
+    train_tokenizers,
+)
 from nmt.errors import ConfigError, DataError, ModelError
 from nmt.search.constraints import forbidden_ids
 
@@ -167,7 +172,8 @@ def test_the_default_vocabulary_fits_the_text(caplog: pytest.LogCaptureFixture) 
         size = train_tokenizers(config, lines.__getitem__).tgt.vocab_size
     with pytest.raises(ConfigError, match=f"the largest possible is {size}:"):
         train_tokenizer(corpus() * 2, tokenizer_config(vocab_size=37_000, type=TokenizerType.bpe))
-    assert f"too small for 37000 pieces; tokenizer.vocab_size={size}" in caplog.text
+    message = f"too small for 37000 pieces; training again with tokenizer.vocab_size={size}"
+    assert message in caplog.text
     draw = random.Random(1)
     many_words = ["".join(draw.choices("abcdefgh", k=9)) for _ in range(4000)]
     assert train_tokenizers(config, [many_words, []].__getitem__).tgt.vocab_size == 8000
@@ -335,7 +341,7 @@ def foreign(**options: Any) -> bytes:
 def adopt(folder: Path, model: bytes, symbols: Sequence[str] = ()) -> Tokenizer:
     """Take over a model through a file."""
     (folder / "foreign.model").write_bytes(model)
-    return adopt_tokenizer(folder / "foreign.model", symbols)
+    return load_with_symbols(folder / "foreign.model", symbols)
 
 
 def test_ids_stay_and_what_is_missing_is_added_at_the_end(tmp_path: Path) -> None:
@@ -422,7 +428,7 @@ def test_a_file_that_is_no_model_or_lacks_symbols_is_refused_in_a_line(tmp_path:
         with pytest.raises(ModelError, match=str(path)):
             Tokenizer.load(path)
     with pytest.raises(ModelError, match=f"{tmp_path} cannot be read: Is a directory"):
-        adopt_tokenizer(tmp_path)
+        load_with_symbols(tmp_path)
     for kind in ("SentencePiece's own ids", "T5"):
         path.write_bytes(foreign(**KINDS[kind]))
         with pytest.raises(ModelError, match="give it to nmt-preprocess as tokenizer.model"):

@@ -10,7 +10,7 @@ from toy import TINY, command, write_corpus
 
 from nmt.config import PreprocessConfig, TokenizerConfig, TokenizerType
 from nmt.data.tokenizer import Tokenizer, TokenizerPair
-from nmt.data.vocabulary import adopt_tokenizer, train_tokenizers
+from nmt.data.vocabulary import load_with_symbols, train_tokenizers
 from nmt.errors import ConfigError
 from nmt.translate.translator import Translator
 
@@ -74,7 +74,7 @@ def test_equal_text_gives_an_equal_model_that_can_be_adopted(tmp_path: Path) -> 
     assert tokenizer.model == train(LINES, symbols=("<2de>",)).model
     path = tmp_path / "word.model"
     path.write_bytes(tokenizer.model)
-    assert adopt_tokenizer(path, ["<2de>"]).model == tokenizer.model
+    assert load_with_symbols(path, ["<2de>"]).model == tokenizer.model
     assert tokenizer.unk_id not in tokenizer.encode("<2de> He said")
 
 

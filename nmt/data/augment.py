@@ -42,7 +42,7 @@ class TextAugmenter:
         aligner: WordAligner | None = None,
         lemmas: Lemmas | None = None,
     ) -> None:
-        """Only `config.terminology` needs `aligner`, and it can have `lemmas`."""
+        """`aligner` is required for `config.terminology`, which also uses `lemmas`, if any."""
         self.config = config
         self.seed = seed
         self._hint_sampler: HintSampler | None = None
@@ -92,7 +92,7 @@ class TextAugmenter:
         return _PairText(src_prefix, src, tgt_prefix, tgt, rng, gets_hints)
 
     def _add_hints(self, pairs: Sequence[_PairText]) -> None:
-        """Add hints to pairs: the last change, since hints are for the changed words."""
+        """Add hints to pairs. This is the last change, since hints are for the changed words."""
         if self._hint_sampler is None:
             return
         texts = [(pair.src, pair.tgt) for pair in pairs]
@@ -107,8 +107,9 @@ class TextAugmenter:
         changes: list[PairChange] = []
         probabilities = {"upper": config.upper, "title": config.title, "lower": config.lower}
         no_change_probability = 1 - sum(probabilities.values())
+        cases = [*probabilities, None]
         weights = [*probabilities.values(), no_change_probability]
-        case = rng.choices([*probabilities, None], weights)[0]
+        [case] = rng.choices(cases, weights)
         if case is not None:
             changes.append(functools.partial(self._change_case, perturb.CASES[case]))
         changes_by_probability: tuple[tuple[float, PairChange], ...] = (
@@ -132,21 +133,21 @@ class TextAugmenter:
         src_segments = self.src_codec.split_at_symbols(src)
         tgt_segments = self.tgt_codec.split_at_symbols(tgt)
         for segments in (src_segments, tgt_segments):
-            for i in range(0, len(segments), 2):  # the segments that are no symbols
+            for i in range(0, len(segments), 2):  # even indices: no symbols
                 segments[i] = change(segments[i])
         return "".join(src_segments), "".join(tgt_segments)
 
     def _add_typos(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
         """Make 1 to `MAX_TYPOS` typos in the source."""
         segments = self.src_codec.split_at_symbols(src)
-        i = rng.randrange(0, len(segments), 2)  # a segment that is no symbol
+        i = rng.randrange(0, len(segments), 2)  # an even index: no symbol
         segments[i] = perturb.add_typos(segments[i], rng.randint(1, perturb.MAX_TYPOS), rng)
         return "".join(segments), tgt
 
 
 @dataclass
 class _PairText:
-    """The text of a pair that changes. Its prefixes stay unchanged."""
+    """The text of a pair, which the changes replace, and its prefixes, which stay unchanged."""
 
     src_prefix: list[int]
     src: str
@@ -195,25 +196,27 @@ class TextCodec:
         self.symbol_pattern = re.compile(f"({'|'.join(symbols)})" if symbols else "(?!)")
 
     def decode(self, ids: Ids) -> tuple[list[int], str]:
-        """Return the ids of the prefix, which stays unchanged, and the text of the other ids.
+        """Return the ids of the prefix, and the text of the other ids.
 
-        The text is empty if it has an unknown token, since `<unk>` does not say which text it was.
+        The text is empty if there is an unknown token, whose text is lost.
         """
         all_ids = [int(i) for i in ids]
-        length = find_prefix_length(all_ids, self.prefixes)
-        text_ids = all_ids[length:]
-        text = "" if self.tokenizer.unk_id in text_ids else self.tokenizer.decode(text_ids)
-        return all_ids[:length], text
+        prefix_length = find_prefix_length(all_ids, self.prefixes)
+        prefix = all_ids[:prefix_length]
+        text_ids = all_ids[prefix_length:]
+        if self.tokenizer.unk_id in text_ids:
+            return prefix, ""
+        return prefix, self.tokenizer.decode(text_ids)
 
     def encode(self, prefix: list[int], text: str) -> list[int]:
         """Return `prefix` and the ids of a text; [] if an id is unknown or there are too many."""
         ids = self.tokenizer.encode(text)
-        text_ids = ids[find_prefix_length(ids, self.prefixes) :]
+        text_ids = ids[find_prefix_length(ids, self.prefixes) :]  # without the tokenizer's prefix
         is_too_long = len(prefix) + len(text_ids) + 1 > self.max_length
         if not text_ids or is_too_long or self.tokenizer.unk_id in text_ids:
             return []
         return [*prefix, *text_ids]
 
     def split_at_symbols(self, text: str) -> list[str]:
-        """Split a text at user-defined symbols; the parts with odd indices are symbols."""
+        """Split a text at user-defined symbols. The segments with odd indices are the symbols."""
         return self.symbol_pattern.split(text)

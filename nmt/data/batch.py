@@ -17,15 +17,15 @@ from nmt.data.tokenizer import Tokenizers
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 MICRO_BATCH_TOKENS = 1024
-"""Maximum cost of a micro-batch on a CPU. Larger ones take more memory. Training with 768 is 2 to 4
-% slower.
+"""Maximum cost of a micro-batch on a CPU. A larger maximum takes more memory. Training with 768 is
+2 to 4 % slower.
 """
 
 
 def batch_cost(lengths: Lengths) -> int:
-    """Return the number of pairs times the longest side of a batch with `lengths` (B, 2).
+    """Return the number of positions, with padding, of the larger side of a batch.
 
-    This is the size of its larger padded tensor.
+    `lengths` (B, 2) has the source and target length of each pair.
     """
     return len(lengths) * int(lengths.max())
 
@@ -33,16 +33,20 @@ def batch_cost(lengths: Lengths) -> int:
 def padding_share(lengths: Lengths, batches: list[Rows]) -> float:
     """Return the share of padding among all source and target positions in `batches` (0 to 1)."""
     num_tokens = sum(int(lengths[rows].sum()) for rows in batches)
-    num_positions = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in batches)
+    num_positions = 0
+    for rows in batches:
+        src_width, tgt_width = lengths[rows].max(axis=0).tolist()
+        num_positions += len(rows) * (src_width + tgt_width)
     if num_positions == 0:
         return 0.0
     return 1 - num_tokens / num_positions
 
 
 def bucket_by_length(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
-    """Divide the pairs `order` into batches of similar length, of at most `max_tokens` cost each.
+    """Divide the pairs `order` into batches of similar length.
 
-    Pairs of equal lengths keep their order. No pair may be longer than `max_tokens`.
+    The cost of a batch is at most `max_tokens`, so no pair may be longer. Pairs of equal lengths
+    keep their order.
     """
     src, tgt = lengths[order].T  # (N,) each
     longest = np.maximum(src, tgt)
@@ -52,9 +56,10 @@ def bucket_by_length(lengths: Lengths, max_tokens: int, order: Rows) -> list[Row
     batches = []
     start = 0
     while start < len(rows):
-        max_rows = max_tokens // int(longest[start])  # later rows are not shorter
+        # more rows cannot fit, since the rows after `start` are not shorter
+        max_rows = max_tokens // int(longest[start])
         next_longest = longest[start : start + max_rows]
-        # the cost of a batch of the next 1, 2, ... rows, of which the last one is the longest
+        # cost of a batch of the next 1, 2, ... rows: their number times the longest, the last one
         batch_costs = np.arange(1, len(next_longest) + 1) * next_longest
         num_rows = int(np.searchsorted(batch_costs, max_tokens, side="right"))
         batches.append(rows[start : start + num_rows])

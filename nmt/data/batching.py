@@ -5,7 +5,8 @@ any update without replaying the earlier ones. An epoch of more than 5 million p
 equal pools. Each pool is planned when its first update is needed.
 """
 
-# N pairs; lengths are in tokens and count EOS. A row is the index of a pair.
+# N pairs; lengths are in tokens and count EOS. A row is the index of a pair in `lengths`, and a
+# batch is an array of rows.
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-# A batch is cut between two ranks only if each slice costs at least this fraction of the cost that
-# a rank has in an update.
+# Minimum cost of a slice of a batch that is cut between two ranks, as a fraction of the cost of all
+# batches of a rank in an update
 _MIN_SLICE_FRACTION = 1 / 8
 
 
@@ -46,7 +47,7 @@ class TokenBatchSampler:
 
     Args:
         lengths: number of source and target tokens of every pair (N, 2).
-        max_tokens: maximum `batch_cost` of one batch. By default, an update may be one batch.
+        max_tokens: maximum `batch_cost` of one batch. If None, an update may be a single batch.
         tokens_per_update: target tokens of one update over all ranks, without padding. Gradients
             are accumulated over its batches.
         seed: seed of the order; the same on all ranks.
@@ -72,7 +73,7 @@ class TokenBatchSampler:
             _find_longest_row(lengths, corpus) for corpus in self.mix.drawn_corpora
         ]
         self.max_length = int(lengths[self._longest_rows].max())
-        # A batch needs no more tokens than an update, but has at least one pair.
+        # a batch is at most a whole update, and at least one pair
         max_useful_tokens = max(self.max_length, tokens_per_update)
         if max_tokens is None:
             max_tokens = max_useful_tokens
@@ -121,10 +122,9 @@ class TokenBatchSampler:
                 mean_length = float(self.lengths[corpus.start : corpus.end, 1].mean())
                 num_tokens += num_pairs * mean_length
         num_updates = round(num_tokens / self.tokens_per_update)
-        num_updates = min(
-            num_updates, num_pools * pairs_per_pool
-        )  # an update has at least one pair
-        num_updates = max(num_updates, num_pools)  # a pool has at least one update
+        max_updates = num_pools * pairs_per_pool  # of one pair each
+        min_updates = num_pools  # one for each pool
+        num_updates = max(min(num_updates, max_updates), min_updates)
         return [num_updates * pool_index // num_pools for pool_index in range(num_pools + 1)]
 
     def get_pool_updates(self, epoch: int, pool_index: int) -> list[UpdatePlan]:
@@ -144,10 +144,10 @@ class TokenBatchSampler:
         num_pools = self.count_pools(epoch)
         rng = np.random.default_rng((self.seed, epoch, pool_index))
         rows = self.mix.draw_rows(self.seed, epoch, pool_index, num_pools)
-        rows = rng.permutation(rows)
+        rows = rng.permutation(rows)  # so that pairs of equal lengths meet others in each epoch
         batches = bucket_by_length(self.lengths, self.max_tokens, rows)
         fixed_num_updates = None
-        if num_pools > 1:
+        if num_pools > 1:  # `pool_starts` has decided the number before any pool was planned
             starts = self.pool_starts(epoch)
             fixed_num_updates = starts[pool_index + 1] - starts[pool_index]
             batches = _split_batches(batches, fixed_num_updates)
@@ -171,15 +171,17 @@ class TokenBatchSampler:
     def _select_rank_batches(self, batches: list[Rows]) -> list[Rows]:
         """Return the batches and slices of batches that this rank computes in an update.
 
-        Each batch is an interval on an axis, as long as the cost of the batch, and the next batch
-        starts where it ends. The axis is cut into `world_size` equal intervals. A cut close to an
-        end of a batch moves to this end.
+        Lay the batches end to end on an axis, each as long as its cost, and cut the axis into
+        `world_size` equal intervals, one for each rank. A cut close to the start or the end of a
+        batch moves there, so that no slice is tiny.
         """
         if self.world_size == 1:
             return batches
         costs = [batch_cost(self.lengths[rows]) for rows in batches]
-        cost_starts = np.cumsum([0, *costs])  # the start of each batch on the axis, and the end
-        row_starts = np.cumsum([0, *map(len, batches)])  # the first row of each batch, and the end
+        # the start of each batch, followed by the end of the last one: on the axis, and in rows
+        # counted over all batches
+        cost_starts = np.cumsum([0, *costs])
+        row_starts = np.cumsum([0, *map(len, batches)])
         cost_per_rank = cost_starts[-1] / self.world_size
         min_slice_cost = cost_per_rank * _MIN_SLICE_FRACTION
 
@@ -188,9 +190,10 @@ class TokenBatchSampler:
             if rank == self.world_size:
                 return int(row_starts[-1])
             cut = rank * cost_per_rank
+            # the number of batches that start at or before the cut; the last of them is cut
             num_started = int(np.searchsorted(cost_starts, cut, side="right"))
-            i = min(num_started, len(batches)) - 1  # the batch that is cut
-            cost_before_cut = cut - cost_starts[i]  # of this batch
+            i = min(num_started, len(batches)) - 1
+            cost_before_cut = cut - cost_starts[i]
             if cost_before_cut < min_slice_cost:
                 return int(row_starts[i])
             if costs[i] - cost_before_cut < min_slice_cost:
@@ -202,15 +205,16 @@ class TokenBatchSampler:
         end = find_first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
-            slice_start = max(start - row_start, 0)  # counted from the start of the batch
-            slice_end = max(end - row_start, 0)  # may exceed the batch
-            if slice_start < min(slice_end, len(rows)):
+            # counted from the start of the batch
+            slice_start = max(start - row_start, 0)
+            slice_end = min(end - row_start, len(rows))
+            if slice_start < slice_end:
                 slices.append(rows[slice_start:slice_end])
         return slices
 
 
 class EpochPlan(Sequence[UpdatePlan]):
-    """The updates of one epoch. Reading an update plans its pool."""
+    """The updates of one epoch. A pool is planned when one of its updates is read."""
 
     def __init__(self, sampler: TokenBatchSampler, epoch: int) -> None:
         self._sampler = sampler
@@ -228,7 +232,7 @@ class EpochPlan(Sequence[UpdatePlan]):
         return updates[index - self._starts[pool_index]]
 
     def pool_of(self, index: int) -> list[UpdatePlan]:
-        """Return all updates of the pool with update `index`. A small epoch is a single pool."""
+        """Return all updates of the pool that contains update `index`."""
         pool_index = bisect_right(self._starts, index) - 1
         return self._sampler.get_pool_updates(self._epoch, pool_index)
 
@@ -242,7 +246,7 @@ def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
 def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:
     """Halve all batches until there are at least `num_updates`.
 
-    There must be at least `num_updates` pairs.
+    The batches must have at least `num_updates` pairs.
     """
     while len(batches) < num_updates:
         halves = []
@@ -272,19 +276,20 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     See `_group_batches` for `token_counts` and for the result.
     """
     num_batches = len(token_counts)
-    indices = np.arange(1, num_updates)  # indices of the second and later updates
+    indices = np.arange(1, num_updates)  # of the updates whose first batches are the cuts
     cuts = _cut_evenly(token_counts, num_updates)
-    # Equal cuts would make an update without batches, so cuts must rise by 1 or more. The maximum
-    # turns [3, 3, 3] - [1, 2, 3] = [2, 1, 0] into [2, 2, 2], and the cuts become [3, 4, 5].
+    # Equal cuts would make an update without batches. Make each cut larger than the one before:
+    # [3, 3, 3] - [1, 2, 3] = [2, 1, 0] has the running maximum [2, 2, 2], and the cuts become
+    # [2, 2, 2] + [1, 2, 3] = [3, 4, 5].
     cuts = np.maximum.accumulate(cuts - indices) + indices
-    # Leave enough batches before each cut for the earlier updates, and after it for the later ones.
+    # leave a batch for each earlier update, `indices` of them, and for each later one
     num_later_updates = num_updates - indices
     cuts = np.clip(cuts, indices, num_batches - num_later_updates)
     return [0, *cuts.tolist(), num_batches]
 
 
 def _cut_evenly(token_counts: Ints, num_updates: int) -> Ints:
-    """Return the index of the first batch of each update but the first, (num_updates - 1,).
+    """Return the index of the first batch of each update after the first, (num_updates - 1,).
 
     Divides the tokens into equal intervals, one per update. A batch belongs to the update whose
     interval contains the middle of the batch.

@@ -4,7 +4,7 @@ A data folder holds the token ids of each split in shards (`nmt.data.shards`), a
 all pairs in one file per split. `meta.json` lists the shards. The files are memory-mapped.
 """
 
-# N pairs
+# N is the number of pairs of a split
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nmt.config import require_valid
 from nmt.data import Lengths
 from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
-from nmt.data.shards import IdArray, MappedShard, ShardFile, unusable_file
+from nmt.data.shards import IdArray, MappedShard, ShardFile, unusable_file_error
 from nmt.data.text import read_stream
 from nmt.errors import DataError
 from nmt.runtime.files import describe_folder
@@ -38,7 +38,7 @@ class CorpusIndex:
     """The shards of one corpus of a split, in the order of their pairs."""
 
     corpus: str  # "" for data.train, data.valid and data.test
-    weight: float  # how often an epoch draws each pair, if `temperature` is 1
+    weight: float  # number of times that an epoch draws each pair, unless `temperature` changes it
     shards: list[ShardFile]
 
     def __post_init__(self) -> None:
@@ -71,7 +71,8 @@ class DataInfo:
     temperature: float = 1.0
     splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)
     src_vocab_size: int | None = None  # size of the source vocabulary; None if there is only one
-    directions: dict[str, LanguagePair] = field(default_factory=dict)  # keyed by tagged corpus
+    directions: dict[str, LanguagePair] = field(default_factory=dict)
+    """The direction of each corpus, keyed by its name. Empty if no corpus has a language tag."""
 
     def __post_init__(self) -> None:
         require_valid(self.temperature >= 1, "temperature", self.temperature, "must be at least 1")
@@ -95,31 +96,33 @@ def read_meta(data_dir: Path) -> DataInfo:
         raise DataError(f"{data_dir} {problem}; create one from text with nmt-preprocess")
     verify_checksums(data_dir, "meta.json")
     meta = read_json(path)
-    version = pop_version(meta, path, FORMAT_VERSION)
+    meta["format_version"] = pop_version(meta, path, FORMAT_VERSION)  # raises for a newer version
     meta.pop("made_of", None)  # an earlier version wrote this key
-    return to_dataclass(DataInfo, {"format_version": version, **meta}, path)
+    return to_dataclass(DataInfo, meta, path)
 
 
-def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dict[str, Any]:
-    """Write `SPLIT.lengths.npy` for each split, from the shards of its corpora in `folder`.
+def write_lengths(
+    folder: Path, corpora_by_split: Mapping[str, Sequence[CorpusIndex]]
+) -> dict[str, Any]:
+    """Write `SPLIT.lengths.npy` for each split, and return its description for `meta.json`.
 
-    `index` maps each split to its corpora. Returns the keys of `meta.json` that describe the
-    shards: `format_version`, `splits`, `num_pairs` and `data_sha256`.
+    The shards of all corpora must be in `folder`. The keys of the description are `format_version`,
+    `splits`, `num_pairs` and `data_sha256`.
     """
     digest = hashlib.sha256()
     splits = {}
     num_pairs = {}
-    for split, corpora in sorted(index.items()):
+    for split, corpora in sorted(corpora_by_split.items()):
         splits[split] = [asdict(corpus) for corpus in corpora]
         num_pairs[split] = sum(corpus.num_pairs for corpus in corpora)
         longest = max((corpus.longest for corpus in corpora), default=0)
         dtype = "<u2" if longest < 1 << 16 else "<i4"
-        paths = []
+        shard_paths = []
         for corpus in corpora:
             for shard in corpus.shards:
-                paths.append(folder / shard.file)
+                shard_paths.append(folder / shard.file)
                 digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
-        _write_lengths(folder / f"{split}.lengths.npy", paths, num_pairs[split], dtype)
+        _write_array(folder / f"{split}.lengths.npy", shard_paths, num_pairs[split], dtype)
     return {
         "format_version": FORMAT_VERSION,
         "splits": splits,
@@ -128,8 +131,8 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
     }
 
 
-def _write_lengths(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtype: str) -> None:
-    """Write the lengths of all pairs of shards, (num_pairs, 2), as an array of NumPy."""
+def _write_array(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtype: str) -> None:
+    """Write the lengths of all pairs of the shards as a NumPy array (num_pairs, 2)."""
     header = {"descr": dtype, "fortran_order": False, "shape": (num_pairs, 2)}
     with path.open("wb") as file:
         # `np.save` would need the lengths of all shards in memory
@@ -142,8 +145,8 @@ def _write_lengths(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtyp
 class ParallelData:
     """The pairs of one split of a data folder. A shard is mapped when its first pair is read.
 
-    With `bidirectional`, the N pairs follow once more, with source and target exchanged. This needs
-    a joint vocabulary without tags, and keeps the lengths in memory.
+    With `bidirectional`, the N pairs follow once more, with source and target exchanged. Both sides
+    must then have one vocabulary without tags, and the lengths are copied into memory.
 
     Threads may share an instance. Pickling stores only the arguments: another process maps the
     files itself.
@@ -159,10 +162,16 @@ class ParallelData:
             raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
         self.corpora: list[CorpusRange] = []
         self._paths: list[Path] = []
-        self._starts = [0]  # the first pair of each shard, and the number of pairs
+        # the index of the first pair of each shard, followed by N: one number more than shards
+        self._starts = [0]
         for corpus in meta.splits[split]:
-            start = self._starts[-1]
-            self.corpora.append(CorpusRange(corpus.corpus, start, corpus.num_pairs, corpus.weight))
+            corpus_range = CorpusRange(
+                name=corpus.corpus,
+                start=self._starts[-1],
+                num_pairs=corpus.num_pairs,
+                weight=corpus.weight,
+            )
+            self.corpora.append(corpus_range)
             for shard in corpus.shards:
                 path = data_dir / shard.file
                 _check_size(path, shard.bytes)
@@ -176,8 +185,9 @@ class ParallelData:
             self._add_reversed_pairs()
 
     def __reduce__(self) -> tuple[Any, tuple[Path, str]]:
-        make = partial(ParallelData, bidirectional=self._bidirectional)
-        return make, (self._data_dir, self._split)
+        # pickle calls the first value with the arguments in the second, which have no keywords
+        constructor = partial(ParallelData, bidirectional=self._bidirectional)
+        return constructor, (self._data_dir, self._split)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -191,8 +201,11 @@ class ParallelData:
     @property
     def is_aligned(self) -> bool:
         """Whether all corpora have word alignments. Maps the first shard of each corpus."""
-        first_pairs = [corpus.start for corpus in self.corpora if corpus.num_pairs]
-        return all(self.alignment(index) is not None for index in first_pairs)
+        for corpus in self.corpora:
+            # either all pairs of a corpus have an alignment or none, so the first one suffices
+            if corpus.num_pairs and self.alignment(corpus.start) is None:
+                return False
+        return True
 
     def alignment(self, index: int) -> IdArray | None:
         """Return the links of a pair (L, 2), each a source word and a target word.
@@ -224,7 +237,7 @@ class ParallelData:
         is_reversed = self._bidirectional and index >= num_stored
         if is_reversed:
             index -= num_stored
-        shard_index = bisect_right(self._starts, index) - 1
+        shard_index = bisect_right(self._starts, index) - 1  # the last one with `start <= index`
         shard = self._shards[shard_index]
         if shard is None:
             shard = self._map_shard(shard_index)
@@ -238,15 +251,17 @@ class ParallelData:
         verify_checksums(self._data_dir, path.name)
         shard = MappedShard(path)
         if len(shard) != end - start:
-            raise unusable_file(
+            raise unusable_file_error(
                 path, f"is damaged: it has {len(shard)} pairs instead of {end - start}"
             )
         if not np.array_equal(shard.lengths(), self.lengths[start:end]):
-            raise unusable_file(path, f"does not fit {self._split}.lengths.npy")
+            raise unusable_file_error(path, f"does not fit {self._split}.lengths.npy")
         for largest, vocab_size in zip(shard.largest_ids(), self._vocab_sizes, strict=True):
             if largest >= vocab_size:
-                problem = f"is damaged: it has the id {largest} of {vocab_size} in the vocabulary"
-                raise unusable_file(path, problem)
+                problem = (
+                    f"has the id {largest} of a token, but the vocabulary size is {vocab_size}"
+                )
+                raise unusable_file_error(path, f"is damaged: it {problem}")
         self._shards[shard_index] = shard
         return shard
 
@@ -259,25 +274,28 @@ class ParallelData:
             # `asarray` makes a plain array of the np.memmap, which is slow to index
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
-            raise unusable_file(path, "is missing") from None
+            raise unusable_file_error(path, "is missing") from None
         except (ValueError, OSError, EOFError):
-            raise unusable_file(path) from None
+            raise unusable_file_error(path) from None
         shape = (self._starts[-1], 2)
         if lengths.shape != shape:
             problem = f"is damaged: it has the shape {lengths.shape} instead of {shape}"
-            raise unusable_file(path, problem)
+            raise unusable_file_error(path, problem)
         if lengths.dtype.kind not in "iu" or lengths.min() < 1:
-            raise unusable_file(path, "is damaged: it has lengths that are no positive integers")
+            problem = "is damaged: it has lengths that are no positive integers"
+            raise unusable_file_error(path, problem)
         return lengths
 
 
 def _check_size(path: Path, num_bytes: int) -> None:
     """Raise a `DataError` if a shard is missing or its size differs from its index entry."""
     if not path.exists():
-        raise unusable_file(path, "is missing")
+        raise unusable_file_error(path, "is missing")
     size = path.stat().st_size
     if size != num_bytes:
-        raise unusable_file(path, f"is damaged: it has {size:,} bytes instead of {num_bytes:,}")
+        raise unusable_file_error(
+            path, f"is damaged: it has {size:,} bytes instead of {num_bytes:,}"
+        )
 
 
 @dataclass(frozen=True)
@@ -296,7 +314,7 @@ def _read_text(path: Path) -> list[str]:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
             return list(read_stream(file, str(path)))
     except FileNotFoundError:
-        raise unusable_file(path, "is missing") from None
+        raise unusable_file_error(path, "is missing") from None
 
 
 def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
@@ -312,7 +330,7 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     tgt = _read_text(data_dir / f"{split}.tgt")
     num_pairs = corpora[-1].end
     if not len(src) == len(tgt) == num_pairs:
-        raise unusable_file(
+        raise unusable_file_error(
             data_dir,
             f"has {len(src)} lines in {split}.src and {len(tgt)} in {split}.tgt for {num_pairs} "
             "pairs",

@@ -35,10 +35,10 @@ from nmt.data.vocabulary import (
     ReadSide,
     append_symbols,
     list_symbols,
-    missing_text_symbols,
     pad_vocabulary,
     read_proto,
     serialize_piece,
+    symbols_missing_in_model,
 )
 from nmt.errors import ConfigError
 
@@ -59,20 +59,20 @@ def extend_tokenizers(
 ) -> Tokenizers:
     """Append the symbols of the settings and up to `tokenizer.extend` pieces of the text.
 
-    A SentencePiece model for both languages gets this number of pieces, from the text of both
-    sides. With one model for each language, each of them gets this number. Raises a `ConfigError`
-    for models of other types than bpe and unigram.
+    `tokenizer.extend` limits the pieces of each SentencePiece model. A model for both languages
+    learns them from the text of both sides. Raises a `ConfigError` for models of other types than
+    bpe and unigram.
     """
     src_symbols, tgt_symbols = list_symbols(config)
     if tokenizers.src.model == tokenizers.tgt.model:
         src = _Extension(tokenizers.src, src_symbols + tgt_symbols)
-        src.learn(itertools.chain(read_side(0), read_side(1)), config.tokenizer)
+        src.learn(itertools.chain(read_side("src"), read_side("tgt")), config.tokenizer)
         tgt = src
     else:
         src = _Extension(tokenizers.src, src_symbols)
-        src.learn(read_side(0), config.tokenizer)
+        src.learn(read_side("src"), config.tokenizer)
         tgt = _Extension(tokenizers.tgt, tgt_symbols)
-        tgt.learn(read_side(1), config.tokenizer)
+        tgt.learn(read_side("tgt"), config.tokenizer)
     multiple = config.tokenizer.vocab_multiple
     if tokenizers.src.vocabulary is None:
         new_src = pad_vocabulary(Tokenizer(src.model), multiple)
@@ -83,7 +83,7 @@ def extend_tokenizers(
     src_pieces = src.new_pieces
     tgt_pieces = tgt.new_pieces
     if tokenizers.shares_vocabulary:
-        src_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))
+        src_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))  # without duplicates
         tgt_pieces = src_pieces
     return TokenizerPair(
         src=_extend_mapped(tokenizers.src, src.model, src_pieces, multiple),
@@ -105,7 +105,7 @@ def _extend_mapped(
 
 
 class _Extension:
-    """A SentencePiece model that grows, and the new pieces of the vocabulary of its tokenizer.
+    """A SentencePiece model to which pieces are added, and the list of its new pieces.
 
     Attributes:
         model: content of the model file.
@@ -115,10 +115,9 @@ class _Extension:
 
     def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
         self._vocabulary = set(tokenizer.all_pieces())
-        self.new_pieces = [
-            symbol for symbol in dict.fromkeys(symbols) if symbol not in self._vocabulary
-        ]
-        self.model = append_symbols(tokenizer.model, missing_text_symbols(tokenizer, symbols))
+        distinct_symbols = dict.fromkeys(symbols)
+        self.new_pieces = [symbol for symbol in distinct_symbols if symbol not in self._vocabulary]
+        self.model = append_symbols(tokenizer.model, symbols_missing_in_model(tokenizer, symbols))
         self._vocabulary.update(self.new_pieces)
 
     def learn(self, sentences: Iterable[str], config: TokenizerConfig) -> None:
@@ -133,10 +132,11 @@ class _Extension:
         num_symbols = len(self.new_pieces)
         if config.extend > 0:
             words = self._count_words(sentences)
-            characters = self._find_characters(words, config.character_coverage)[: config.extend]
+            characters = self._find_new_characters(words, config.character_coverage)
+            characters = characters[: config.extend]
             self._append_characters(characters)
-            num_free = config.extend - len(characters)
-            self._append_joined(_learn_merges(self._split_words(words), num_free))
+            max_merges = config.extend - len(characters)
+            self._append_joined(_learn_merges(self._split_words(words), max_merges))
         log.info(
             "the tokenizer grows by %d symbols and tags, and %d pieces of the text",
             num_symbols,
@@ -144,7 +144,7 @@ class _Extension:
         )
 
     def _count_words(self, sentences: Iterable[str]) -> Counter[str]:
-        """Count the words of normalized sentences, each with the space that its pieces have."""
+        """Count the words of normalized sentences, each with ▁ for the space before or after it."""
         has_space_after = read_proto(self.model).trainer_spec.treat_whitespace_as_suffix
         word = re.compile("[^▁]+▁*" if has_space_after else "▁*[^▁]+")
         processor = open_model(self.model)
@@ -153,27 +153,28 @@ class _Extension:
             words.update(word.findall(processor.normalize(sentence)))
         return words
 
-    def _find_characters(self, words: Counter[str], coverage: float) -> list[str]:
+    def _find_new_characters(self, words: Counter[str], coverage: float) -> list[str]:
         """Return the characters that are no pieces, the most frequent first.
 
-        Leaves out the rarest characters, up to a share of 1 - `coverage` of the text.
+        Leaves out the rarest ones, as long as they are at most a share of 1 - `coverage` of the
+        text.
         """
         characters: Counter[str] = Counter()
         for word, count in words.items():
             for character in word:
                 characters[character] += count
-        num_uncovered = int((1 - coverage) * characters.total())
+        max_uncovered = int((1 - coverage) * characters.total())  # occurrences without a piece
         missing = []
         for character, _ in characters.most_common():
             if character not in self._vocabulary:
                 missing.append(character)
-        while missing and characters[missing[-1]] <= num_uncovered:  # the last one is the rarest
+        while missing and characters[missing[-1]] <= max_uncovered:  # the last one is the rarest
             rarest = missing.pop()
-            num_uncovered -= characters[rarest]
+            max_uncovered -= characters[rarest]
         return missing
 
     def _append_characters(self, characters: Sequence[str]) -> None:
-        """Append pieces of one character, with the score that unknown characters have."""
+        """Append pieces of one character, with the score that an unknown character has."""
         proto = read_proto(self.model)
         score = min(_normal_scores(proto).values()) - _UNKNOWN_PENALTY
         model_pieces = {piece.piece for piece in proto.pieces}
@@ -187,7 +188,7 @@ class _Extension:
         self._add(characters)
 
     def _append_joined(self, joined_pieces: Sequence[Sequence[str]]) -> None:
-        """Append pieces that join others, in the order in which they are merged."""
+        """Append pieces that join others, in the order of `joined_pieces`."""
         proto = read_proto(self.model)
         scores = _normal_scores(proto)
         model_pieces = {piece.piece for piece in proto.pieces}
@@ -207,12 +208,15 @@ class _Extension:
             self._add([piece])
 
     def _add(self, pieces: Sequence[str]) -> None:
-        """Add pieces to the vocabulary. It may already have a piece of the other language."""
+        """Add pieces to the vocabulary, unless it has them: it may be shared by both languages."""
         self.new_pieces += [piece for piece in pieces if piece not in self._vocabulary]
         self._vocabulary.update(pieces)
 
     def _split_words(self, words: Counter[str]) -> Counter[tuple[str, ...]]:
-        """Count the sequences of pieces in words, between symbols, bytes and unknown pieces."""
+        """Segment words, and count their sequences of pieces that merges may join.
+
+        Symbols, bytes and unknown pieces end a sequence.
+        """
         processor = _open_for_pieces(self.model)
         joinable_pieces = _normal_scores(read_proto(self.model)).keys() & self._vocabulary
         sequences: Counter[tuple[str, ...]] = Counter()
@@ -226,9 +230,10 @@ class _Extension:
 
 
 def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[str]]:
-    """Learn up to `limit` merges of neighboring pieces by BPE. Returns the pieces that each joins.
+    """Learn up to `limit` merges of neighboring pieces by BPE.
 
-    SentencePiece learns the merges from words in which each piece is replaced by its code.
+    Returns the list of the pieces that each merge joins. SentencePiece learns the merges from words
+    in which each piece is replaced by its code.
     """
     pieces = sorted(set(itertools.chain.from_iterable(sequences)))
     if not pieces or limit == 0:
@@ -239,10 +244,10 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
     for sequence, count in sequences.items():
         word = "".join(codes[piece] for piece in sequence)
         words[word] = count
-    num_initial_pieces = len(pieces) + 1  # and the unknown piece
+    num_initial_pieces = len(pieces) + 1  # 1 for the unknown piece
     processor = _train_bpe(words, vocab_size=num_initial_pieces + limit)
     merges = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
-    merges = [merge for merge in merges if len(merge) > 1]
+    merges = [merge for merge in merges if len(merge) > 1]  # without the single codes
     uses: Counter[str] = Counter()  # occurrences of each piece in the segmented words
     for word, count in words.items():
         for piece in processor.encode(word, out_type=str):
@@ -256,7 +261,7 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
 
 
 def _train_bpe(words: dict[str, int], *, vocab_size: int) -> sentencepiece.SentencePieceProcessor:
-    """Train a BPE model, of at most `vocab_size` pieces, on the counts of words."""
+    """Train a BPE model of at most `vocab_size` pieces on `words`, which are keys of counts."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(f"{word}\t{count}" for word, count in words.items()),
@@ -280,7 +285,7 @@ def _train_bpe(words: dict[str, int], *, vocab_size: int) -> sentencepiece.Sente
 
 
 def segment_new_pieces(old: Tokenizer, new: Tokenizer) -> dict[str, list[int]]:
-    """Return the ids in `old` of the pieces that each new piece of the text in `new` joins.
+    """Return for each new piece of `new` the ids of the pieces of `old` that it joins.
 
     The list is empty for a piece of unknown characters. Symbols and tags are left out.
     """

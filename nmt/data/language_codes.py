@@ -48,8 +48,8 @@ def maximize_code(code: str) -> Code:
     """Add the likely script and territory to a code if it lacks them."""
     language, script, territory = parse_code(code)
     likely_subtags = get_global("likely_subtags")  # such as "zh_Hant": "zh_Hant_TW"
-    subtags = filter(None, [language, script or territory])
-    likely = likely_subtags.get("_".join(subtags)) or likely_subtags.get(language)
+    key = "_".join(filter(None, [language, script or territory]))
+    likely = likely_subtags.get(key) or likely_subtags.get(language)
     if likely is None:
         return Code(language, script, territory)
     _, likely_territory, likely_script = parse_locale(likely)[:3]
@@ -63,6 +63,7 @@ def shorten_codes(codes: AbstractSet[str]) -> dict[str, str]:
     with the same short code are left out.
     """
     parsed = {code: parse_code(code) for code in codes if _CODE_WITH_SCRIPT.fullmatch(code)}
+    # number of scripts of each language in `codes`
     num_scripts = Counter((language, territory) for language, _, territory in parsed.values())
     short_codes = {}
     for code, (language, script, territory) in parsed.items():
@@ -75,13 +76,16 @@ def shorten_codes(codes: AbstractSet[str]) -> dict[str, str]:
 
 def language_name(code: str) -> str:
     """Return the English name of a language, such as "Portuguese (Brazil)", or else its code."""
-    if code in DEFAULT_LANGUAGES:  # the language is not set; CLDR would name src: Sardinian
+    if code in DEFAULT_LANGUAGES:  # no language is set; CLDR has the name Sardinian for src
         return code
     english = Locale("en")
     language, script, territory = parse_code(code)
     name = english.languages.get(language, code)
     details = [english.scripts.get(script or ""), english.territories.get(territory or "")]
     detail = ", ".join(filter(None, details))
-    if not detail:  # CLDR may name the code itself: "no", which is parsed as "nb", is Norwegian
-        name = english.languages.get(code, name)
-    return f"{name} ({detail})" if detail and name != code else name
+    if not detail:
+        # CLDR names "no" Norwegian, but `parse_code` replaces it by "nb", Norwegian Bokmål
+        return str(english.languages.get(code, name))
+    if name == code:  # CLDR has no name
+        return code
+    return f"{name} ({detail})"

@@ -21,7 +21,7 @@ DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unles
 _MAX_LISTED_DIRECTIONS = 30  # largest number of directions in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 DIRECTION_OPTIONS = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
-"""The options that request a direction: arguments of `choose_tags`."""
+"""The options that request a direction, with the names that `choose_tags` gives its arguments."""
 
 
 class Tags(NamedTuple):
@@ -30,9 +30,7 @@ class Tags(NamedTuple):
     src: str = ""
     tgt: str = ""
     choices: tuple[str, ...] = ()
-    """Tags for sources that name their direction: each source must begin with one of them. `src` is
-    then empty.
-    """
+    """If not empty, each source must already begin with one of these tags, and `src` is empty."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +122,14 @@ def find_directions(
 
     Args:
         recorded: the directions in the config of the model. If there are any, they are returned.
-        src_lang: the source languages, such as en+de. For mul, they are the target languages.
+        src_lang: the source languages, such as en+de; mul stands for all target languages.
         tgt_lang: the target languages, used if the source vocabulary has no tags.
         src_tokenizer: the tokenizer of the source.
     """
     if recorded:
         return list(recorded)
     if src_tokenizer.language_ids:  # M2M100 or NLLB
-        # the user chose this direction at the import, so that it needs no tags
+        # `nmt-import` wrote the tags of this direction into the prefixes of the vocabulary
         imported_direction = LanguagePair(src_lang, tgt_lang)
         return [imported_direction, *list_language_directions(src_tokenizer)]
     tags = {}  # keyed by target language
@@ -185,8 +183,8 @@ def choose_tags(
     """Return the tags of the direction that is requested by its languages or by its tags.
 
     If nothing is requested, but directions differ in their source tags, the result has these tags
-    as `choices`. Raises a `ConfigError` if the model lacks the direction, and if several directions
-    match whose other tags differ.
+    as `choices`. Raises a `ConfigError` if no direction of the model matches the request, or if
+    several match and have different tags.
     """
     if src_tag and src_tag not in tokenizers.src.all_pieces():
         raise ConfigError(f"src_tag={src_tag}: the model has no such symbol")
@@ -206,8 +204,7 @@ def choose_tags(
         if directions and not matches:
             raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
     matching_tags = {direction.tags for direction in matches}
-    # a model without known directions needs no tags, and a direction without tags needs no choice
-    if not matching_tags or Tags() in matching_tags:
+    if not matching_tags or Tags() in matching_tags:  # no known direction, or one without tags
         return Tags()
     if len(matching_tags) == 1:
         return matching_tags.pop()
@@ -231,9 +228,10 @@ def _find_matches(
     """Return the directions that match a request of at least one language."""
     matches = [direction for direction in directions if direction.matches(src_lang, tgt_lang)]
     if all(direction.has_default_language for direction in matches):
-        # M2M100 or NLLB, fine-tuned on other directions, or on a corpus without language names
-        languages = list_language_directions(src_tokenizer)
-        language_matches = [pair for pair in languages if pair.matches(src_lang, tgt_lang)]
+        # M2M100 or NLLB, fine-tuned on other directions, or on a corpus without language names:
+        # the model still has its other languages
+        all_pairs = list_language_directions(src_tokenizer)
+        language_matches = [pair for pair in all_pairs if pair.matches(src_lang, tgt_lang)]
         return language_matches or matches
     return matches
 
@@ -282,7 +280,7 @@ def find_source_prefix(tokenizer: Tokenizer, tags: Tags) -> str:
 
 
 def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
-    """Return the ids of the tag and of each text, with which targets are forced to begin.
+    """Return the ids with which each target must begin: the ids of the tag and of its text.
 
     A target without tag and text begins with the prefix of the tokenizer, which may be empty.
     """
@@ -295,7 +293,7 @@ def encode_sources(
     """Return the ids of each line, with the tag before it. A line without tokens gets no ids.
 
     If there are `tags.choices`, raises a `DataError` for a line that does not begin with one of
-    them. The error has the number of the line, which counts the `first_line` lines before `lines`.
+    them. `first_line` is the number of earlier lines, which the line number in the error counts.
     """
     if tags.choices:
         for number, line in enumerate(lines, start=first_line + 1):

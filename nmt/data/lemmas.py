@@ -28,20 +28,18 @@ class Lemmas:
 
     def lemmatize(self, text: str) -> str:
         """Replace each word by its lemma; a word without a lemma stays unchanged."""
-        return " ".join(self._find(word)[0] for word in text.split(" "))
+        return " ".join(self._find_lemmas(word)[0] for word in text.split(" "))
 
     def forms(self, word: str) -> list[str]:
         """Return `word`, its lemmas, and all forms of these lemmas."""
         forms = [word]
-        for lemma in [*self._find(word), word]:
+        for lemma in [*self._find_lemmas(word), word]:  # the word may be a lemma itself
             forms += [lemma, *self._forms.get(lemma, [])]
         return list(dict.fromkeys(forms))
 
-    def _find(self, word: str) -> list[str]:
-        """Return the lemmas of a word, or the word itself if it has none.
-
-        At the start of a sentence, the word may have a capital.
-        """
+    def _find_lemmas(self, word: str) -> list[str]:
+        """Return the lemmas of a word, or the word itself if it has none."""
+        # a lowercase form has a capital at the start of a sentence
         return self._lemmas.get(word) or self._lemmas.get(word.lower()) or [word]
 
 

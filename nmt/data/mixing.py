@@ -16,7 +16,7 @@ import numpy as np
 from nmt.data import Rows
 from nmt.errors import ConfigError, suggest_names
 
-_MAX_BLOCKS = 1 << 20  # larger corpora are shuffled in blocks of neighboring pairs
+_MAX_BLOCKS = 1 << 20  # a corpus of more pairs is shuffled in blocks of neighboring pairs
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,14 @@ class Mix:
         selected = []
         for corpus_index, num_pairs in enumerate(self.count_pairs(epoch)):
             corpus = self.corpora[corpus_index]
+            # positions in the stream of the corpus
             epoch_start = round(epoch * self.pairs_per_epoch[corpus_index])
-            position = epoch_start + num_pairs * pool_index // num_pools  # place in the stream
+            position = epoch_start + num_pairs * pool_index // num_pools
             end = epoch_start + num_pairs * (pool_index + 1) // num_pools
             while position < end:
                 pass_index, pass_start = divmod(position, corpus.num_pairs)
-                pass_end = min(pass_start + end - position, corpus.num_pairs)
+                num_remaining = end - position
+                pass_end = min(pass_start + num_remaining, corpus.num_pairs)
                 seed_sequence = np.random.SeedSequence(seed, spawn_key=(corpus_index, pass_index))
                 rows = _draw_from_pass(corpus.num_pairs, pass_start, pass_end, seed_sequence)
                 selected.append(corpus.start + rows)
@@ -106,9 +108,9 @@ def compute_pairs_per_epoch(
 ) -> list[float]:
     """Return the number of pairs that an epoch draws from each corpus: weight * size.
 
-    At a temperature T above 1, the numbers are proportional to weight * size^(1/T), with the same
-    sum as at T = 1. Source: Arivazhagan et al. (2019), "Massively Multilingual Neural Machine
-    Translation in the Wild".
+    At a temperature T above 1, the numbers are proportional to weight * size^(1/T), and their sum
+    is the same as at T = 1. Source: Arivazhagan et al. (2019), "Massively Multilingual Neural
+    Machine Translation in the Wild".
     """
     num_pairs = []
     scaled = []
@@ -127,8 +129,8 @@ def make_mix(
 ) -> Mix:
     """Decide how many pairs an epoch draws from each corpus.
 
-    `weights` maps names of corpora to weights that replace their own. Raises `ConfigError` for an
-    unknown name, and if an epoch would be empty.
+    `weights` replaces the weights of the corpora that it names. Raises `ConfigError` for an unknown
+    name, and if an epoch would be empty.
     """
     names = list(dict.fromkeys(corpus.name for corpus in corpora))  # no name twice
     for name in weights:
@@ -157,13 +159,13 @@ def _draw_from_pass(num_pairs: int, start: int, end: int, seed: np.random.SeedSe
         return np.arange(num_pairs)
     block_size = math.ceil(num_pairs / _MAX_BLOCKS)
     num_blocks = math.ceil(num_pairs / block_size)
-    blocks = np.random.default_rng(seed).permutation(num_blocks)
-    # The last block of the corpus may be shorter. Positions after this block in the pass are
-    # shifted by the number of missing pairs, so that the formula for equal blocks applies.
+    blocks = np.random.default_rng(seed).permutation(num_blocks)  # in the order of the pass
+    # The last block of the corpus may lack some pairs. Positions after this block in the pass are
+    # shifted by the number of missing pairs, as if all blocks had the same size.
     num_missing = num_blocks * block_size - num_pairs
-    short_block = int(np.flatnonzero(blocks == num_blocks - 1)[0])
+    [short_block] = np.flatnonzero(blocks == num_blocks - 1).tolist()
     short_block_end = (short_block + 1) * block_size - num_missing
-    positions = np.arange(start, end)
+    positions = np.arange(start, end)  # (end - start,)
     positions[positions >= short_block_end] += num_missing
     block_starts = blocks[positions // block_size] * block_size
     return block_starts + positions % block_size

@@ -58,7 +58,8 @@ class TokenNoise:
         src_ids = {piece: i for i, piece in enumerate(tokenizers.src.all_pieces())}
         # -1 for a symbol that the vocabulary lacks
         self.hint_ids = [src_ids.get(symbol, -1) for symbol in (SOURCE, TARGET, DONE)]
-        self.src_prefixes = [tokenizers.src.prefix]  # ids that stay unchanged at the start
+        # ids that stay unchanged at the start of a side
+        self.src_prefixes = [tokenizers.src.prefix]
         self.tgt_prefixes = [tokenizers.tgt.prefix]
         for direction in directions:
             self.src_prefixes.append(tokenizers.src.encode(direction.src_tag))
@@ -70,14 +71,15 @@ class TokenNoise:
         The decoder reads the changed target, but learns to predict the original one. `update` is
         the number of the update, and `row` the index of the pair in the training set.
         """
-        # the spawn key makes the numbers independent of those in `SubwordSampling`
+        # the spawn key makes these random numbers independent of the ones in `SubwordSampling`
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
         src_draws = rng.random((3, len(src_ids)))
         src_prefix_length = find_prefix_length(src_ids, self.src_prefixes)
-        noisy_text = self._add_source_noise(src_ids[src_prefix_length:], src_draws)
-        noisy_src = np.concatenate([src_ids[:src_prefix_length], noisy_text])
+        src_prefix = src_ids[:src_prefix_length]
+        text_ids = src_ids[src_prefix_length:]  # (T,)
+        noisy_src = np.concatenate([src_prefix, self._add_source_noise(text_ids, src_draws)])
         noisy_tgt = np.array(tgt)  # (M,)
         tgt_prefix_length = find_prefix_length(noisy_tgt, self.tgt_prefixes)
         is_replaced = rng.random(len(noisy_tgt)) < self.config.word_dropout  # (M,)
@@ -90,24 +92,25 @@ class TokenNoise:
         """Drop tokens of `ids` (T,), replace others by UNK, and move the remaining ones.
 
         `draws` (3, N) are uniform random numbers from 0 to 1: a row for dropping, one for masking
-        and one for moving. The first T columns are used.
+        and one for moving. The last N - T columns are not used.
         """
         drop_draws = draws[0, : len(ids)]
         mask_draws = draws[1, : len(ids)]
         move_draws = draws[2, : len(ids)]
         is_separator = (ids == self.src_separator_id) | self._mark_hints(ids)  # (T,)
         is_kept = self._choose_kept_tokens(is_separator, drop_draws)
-        kept_ids = ids[is_kept]  # (K,)
-        is_kept_separator = is_separator[is_kept]
+        kept_ids = ids[is_kept]  # (K,), as all arrays from here
+        is_separator = is_separator[is_kept]
         is_masked = mask_draws[is_kept] < self.config.mask
-        kept_ids[is_masked & ~is_kept_separator] = self.src_unk_id
-        order = _draw_order(is_kept_separator, move_draws[is_kept], max_distance=self.config.swap)
+        kept_ids[is_masked & ~is_separator] = self.src_unk_id
+        order = _draw_order(is_separator, move_draws[is_kept], max_distance=self.config.swap)
         return kept_ids[order]
 
     def _mark_hints(self, ids: Any) -> Any:
         """Return a mask (T,) of the symbols of hints and of the target words of hints."""
         source_id, target_id, done_id = self.hint_ids
-        num_begun = (ids == target_id).cumsum()  # targets of hints up to each position
+        # (T,): number of symbols up to each position; between the two symbols, they differ
+        num_begun = (ids == target_id).cumsum()
         num_done = (ids == done_id).cumsum()
         is_target = num_begun > num_done
         return is_target | (ids == source_id) | (ids == done_id)
@@ -119,7 +122,8 @@ class TokenNoise:
         """
         is_kept = is_separator | (drop_draws >= self.config.drop)
         has_text = not is_separator.all()
-        if has_text and is_separator[is_kept].all():  # keep the token with the largest draw
+        keeps_text = not is_separator[is_kept].all()
+        if has_text and not keeps_text:  # keep the token of the text with the largest draw
             text_draws = np.where(is_separator, -1, drop_draws)
             is_kept[text_draws.argmax()] = True
         return is_kept
@@ -128,12 +132,14 @@ class TokenNoise:
 def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Tokens
-    stay in their segment, a line or a separator: each segment adds `max_distance` + 1 to the sort
-    keys of all later tokens.
+    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. A line
+    or a separator is a segment, and tokens stay in their segment: each segment adds
+    `max_distance` + 1, the limit of the noise, to the sort keys of all later tokens.
     """
-    segment_indices = 2 * is_separator.cumsum() - is_separator  # even for lines, odd for separators
-    sort_keys = np.arange(len(draws)) + (draws + segment_indices) * (max_distance + 1)
+    # for example 0 for the first line, 1 for its separator and 2 for the second line
+    segment_indices = 2 * is_separator.cumsum() - is_separator
+    noise_limit = max_distance + 1
+    sort_keys = np.arange(len(draws)) + (draws + segment_indices) * noise_limit
     return np.argsort(sort_keys, kind="stable")
 
 
@@ -183,7 +189,7 @@ class WordSegmenter:
 
     With BPE, every step skips each possible merge with probability `alpha` (Provilkov et al., 2020,
     algorithm 1). With a unigram model, segmentations are drawn by their probabilities to the power
-    of `alpha` (Kudo, 2018). Raises `ConfigError` for other kinds of tokenizers.
+    of `alpha` (Kudo, 2018). Raises `ConfigError` for other types of tokenizers.
 
     A word starts at a piece that begins with a space. Bytes, control symbols and user-defined
     symbols, such as tags, are words of their own and stay unchanged.
@@ -202,15 +208,16 @@ class WordSegmenter:
                 f"subword_sampling={alpha}: needs a bpe or unigram tokenizer, and no imported "
                 "vocabulary"
             )
-        # log-probabilities of a unigram model, or the order of the merges of BPE, highest first
         normal = ModelProto.SentencePiece.NORMAL
+        # log-probabilities in a unigram model; in BPE, earlier merges have higher scores
         self.scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == normal}
         self.ids = {piece: i for i, piece in enumerate(self.pieces) if piece in self.scores}
         self.max_piece_length = max(map(len, self.scores), default=0)
         self.is_symbol = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
         begins_with_space = np.array([piece.startswith("▁") for piece in self.pieces])  # (V,)
         self.begins_word = begins_with_space | self.is_symbol  # (V,)
-        # not a decorator, whose cache would belong to the class and keep all segmenters in memory
+        # A decorator of the method would make one cache for the class, which would keep all
+        # segmenters in memory.
         cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
         self.segment_word = cache(self._segment_word)
 
@@ -218,8 +225,9 @@ class WordSegmenter:
         """Segment the text of `ids` (N,) at random and return the new ids."""
         array: Any = np.asarray(ids)
         is_start = self.begins_word[array]  # (N,)
-        is_start[1:] |= self.is_symbol[array[:-1]]  # a word starts after each symbol
-        is_start[:1] = True
+        is_start[:1] = True  # a slice, since there may be no ids
+        follows_symbol = self.is_symbol[array[:-1]]  # (N - 1,), for all ids but the first
+        is_start[1:] |= follows_symbol
         word_starts = np.flatnonzero(is_start).tolist()
         variants = rng.integers(_SEGMENTATIONS_PER_WORD, size=len(word_starts)).tolist()
         id_list = array.tolist()
@@ -252,11 +260,11 @@ class WordSegmenter:
             merge_scores = {}  # keyed by i: the score of merging the symbols at i and i + 1
             for i in range(len(symbols) - 1):
                 piece = symbols[i] + symbols[i + 1]
-                if piece in self.scores and rng.random() >= self.alpha:  # not skipped
+                if piece in self.scores and rng.random() >= self.alpha:  # else the merge is skipped
                     merge_scores[i] = self.scores[piece]
             if not merge_scores:
                 break
-            best = max(merge_scores, key=merge_scores.__getitem__)  # leftmost of equals
+            best = max(merge_scores, key=merge_scores.__getitem__)  # the leftmost among equals
             symbols[best : best + 2] = [symbols[best] + symbols[best + 1]]
         if not all(symbol in self.scores for symbol in symbols):
             return []
@@ -267,14 +275,15 @@ class WordSegmenter:
 
         Returns an empty list if the text has no segmentation.
         """
-        # Each key is the end of a prefix text[:end]. The weight of a segmentation is its
-        # probability to the power of `alpha`.
+        # The weight of a segmentation is its probability to the power of `alpha`. The dictionaries
+        # are keyed by the end of a prefix, text[:end].
         log_sums = {0: 0.0}  # log of the sum of the weights of all segmentations of the prefix
         last_starts: dict[int, list[int]] = {}  # possible starts of the last piece of the prefix
-        last_probabilities: dict[int, list[float]] = {}  # of these starts
+        last_probabilities: dict[int, list[float]] = {}  # probabilities of these starts
         for end in range(1, len(text) + 1):
             starts = []
-            log_weights = []  # for each start, of all segmentations that end with text[start:end]
+            # for each start, log of the sum of the weights of segmentations ending with this piece
+            log_weights = []
             for start in range(max(0, end - self.max_piece_length), end):
                 piece = text[start:end]
                 if start in log_sums and piece in self.scores:
@@ -285,10 +294,10 @@ class WordSegmenter:
                 log_sums[end] = log_sum
                 last_starts[end] = starts
                 last_probabilities[end] = [math.exp(weight - log_sum) for weight in log_weights]
-        pieces = []
+        pieces = []  # the last one first
         end = len(text)
         while end in last_starts:
-            start = rng.choices(last_starts[end], last_probabilities[end])[0]
+            [start] = rng.choices(last_starts[end], last_probabilities[end])
             pieces.append(text[start:end])
             end = start
         return pieces[::-1]

@@ -14,7 +14,7 @@ from random import Random
 from nmt.config import Perturbation
 
 END_MARKS = (".。．।۔", "?？؟", "!！", "…", ";；؛", ":：")
-"""Punctuation at the end of a sentence: a string of equivalent marks for each kind."""
+"""Marks at the end of a sentence. The marks in one string are equivalent in their languages."""
 MAX_TYPOS = 4  # largest number of typos in a text
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _SIMILAR = {"o": "0", "0": "o", "l": "1", "1": "l", "i": "1", "s": "5", "e": "3", "a": "@"}
@@ -26,7 +26,7 @@ _ALPHABETS = (
     "абвгдежзиклмнопрстуфхцчшщэюя",
     "0123456789",
 )
-# ranges of code points: the first one, and the one after the last
+# ranges of code points: the first one, and the end, which is not in the range
 _EMOJI_RANGES = ((0x1F300, 0x1F320), (0x1F400, 0x1F4FD), (0x1F600, 0x1F640), (0x1F680, 0x1F6C5))
 _SYMBOLS = "★☆♥♦♣♠✓✗→←↑↓⇒§¶†‡•◆●○■□▲▼€£¥±×÷≠≤≥∞√∑#@&%*+=~^|\\/<>[]{}"
 _TOP_DOMAINS = ("com", "org", "net", "de", "fr", "io")
@@ -58,7 +58,7 @@ CASES: dict[str, Callable[[str], str]] = {
 def remove_end_marks(src: str, tgt: str) -> tuple[str, str]:
     """Remove the final punctuation of two texts if both end with the same kind of mark.
 
-    Texts of punctuation alone stay unchanged.
+    A pair stays unchanged if one of its texts has nothing else.
     """
     for marks in END_MARKS:
         if src.endswith(tuple(marks)) and tgt.endswith(tuple(marks)):
@@ -75,8 +75,8 @@ def perturb_line(
     """Perturb a source, and change its references if the correct translation changes with it.
 
     Typos do not change the references. The final punctuation is removed only if the source and
-    all references end with the same kind of mark. The case changes only if the script of the source
-    has cases.
+    all references end with equivalent marks. The case changes only if most letters of the source
+    have a case.
     """
     if kind is Perturbation.typos:
         return add_typos(src, MAX_TYPOS, rng), list(references)
@@ -118,7 +118,7 @@ def add_typos(text: str, count: int, rng: Random) -> str:
 
 def _is_alphabetic(character: str) -> bool:
     """Return whether a character is a letter, but not a Chinese, Japanese or Korean one."""
-    is_wide = unicodedata.east_asian_width(character) in "WF"  # wide or full-width
+    is_wide = unicodedata.east_asian_width(character) in ("W", "F")  # wide or full-width
     return character.isalpha() and not is_wide
 
 
@@ -149,15 +149,17 @@ def _add_neighbor(text: str, position: int, rng: Random) -> str:
 
 
 def _draw_neighbor(letter: str, rng: Random) -> str:
-    """Draw a letter from the neighboring keys. Returns `letter` itself if the keyboard lacks it."""
+    """Draw a letter from the keys next to `letter`, or return `letter` if it has no key."""
     neighbors: list[str] = []
     for row, keys in enumerate(_KEYBOARD):
         column = keys.find(letter.lower())
         if column < 0:
             continue
-        # keys in the same and in the adjacent rows, at most one column away
-        for near_keys in _KEYBOARD[max(0, row - 1) : row + 2]:
-            neighbors.extend(near_keys[max(0, column - 1) : column + 2])
+        # the 3 x 3 keys around the letter
+        first_row = max(0, row - 1)
+        first_column = max(0, column - 1)
+        for near_keys in _KEYBOARD[first_row : row + 2]:
+            neighbors.extend(near_keys[first_column : column + 2])
         neighbors.remove(letter.lower())
     if not neighbors:
         return letter
@@ -285,12 +287,13 @@ _WORDS_TO_COPY: tuple[Callable[[Random], str], ...] = (
 def insert_word(src: str, tgt: str, word: str, rng: Random) -> tuple[str, str]:
     """Insert a word at corresponding points of two texts.
 
-    The corresponding points are the two starts, the two ends, and the points after a word that each
-    text contains exactly once, such as a name or a number. One of them is drawn.
+    The starts of both texts correspond, and so do the ends, and the points after a word that each
+    text contains exactly once, such as a name or a number. One of these points is drawn.
     """
     src_words = src.split(" ")
     tgt_words = tgt.split(" ")
-    points = [(0, 0), (len(src_words), len(tgt_words))]  # word positions in source and target
+    # indices in `src_words` and `tgt_words`
+    points = [(0, 0), (len(src_words), len(tgt_words))]
     for i, shared_word in enumerate(src_words):
         if src_words.count(shared_word) == 1 and tgt_words.count(shared_word) == 1:
             points.append((i + 1, tgt_words.index(shared_word) + 1))

@@ -100,7 +100,8 @@ class ShardWriter:
         has text columns. `alignment` has word numbers instead of ids, and is required if the file
         has an alignment column.
         """
-        num_pairs = len(src[1]) - 1
+        _, src_offsets = src
+        num_pairs = len(src_offsets) - 1
         start = 0
         while start < num_pairs:
             num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS
@@ -129,8 +130,8 @@ class ShardWriter:
             max_length = int(np.diff(offsets).max()) + 1  # 1 for EOS
             self.shard.longest = max(self.shard.longest, max_length)
         id_type = self._schema.field(name).type.value_type
-        # the cast raises for an id that the type cannot hold
-        values = _to_arrow(ids[offsets[0] : offsets[-1]]).cast(id_type)
+        ids_of_lines = ids[offsets[0] : offsets[-1]]
+        values = _to_arrow(ids_of_lines).cast(id_type)  # raises if the type is too small for an id
         value_offsets = _to_arrow((offsets - offsets[0]).astype(np.int32))
         return pa.ListArray.from_arrays(value_offsets, values)
 
@@ -157,11 +158,12 @@ class MappedShard:
 
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
-        self._starts = [0]  # first row of each record batch, and the number of all rows
-        # each list has an item for each record batch
+        self._starts = [0]  # first row of each record batch, followed by the number of all rows
+        # Lists of the columns of each record batch. An optional column that the file lacks has no
+        # alignments, or [] as texts.
         self._batches: list[tuple[FlatIds, FlatIds]] = []  # source and target
-        self._alignments: list[FlatIds] = []  # empty if the file has no column of alignments
-        self._texts: list[list[pa.Array]] = []  # source and target, or [] without text columns
+        self._alignments: list[FlatIds] = []
+        self._texts: list[list[pa.Array]] = []  # source and target
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:
@@ -174,9 +176,9 @@ class MappedShard:
                     for batch in reader:
                         self._add_batch(batch)
         except FileNotFoundError:
-            raise unusable_file(path, "is missing") from None
+            raise unusable_file_error(path, "is missing") from None
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise unusable_file(path, f"is damaged ({to_one_line(error)})") from None
+            raise unusable_file_error(path, f"is damaged ({to_one_line(error)})") from None
 
     def _add_batch(self, batch: pa.RecordBatch) -> None:
         """Check a record batch, and add its columns to the lists of all batches."""
@@ -202,9 +204,8 @@ class MappedShard:
 
     def __getitem__(self, row: int) -> tuple[IdArray, IdArray]:
         """Return source and target ids of a pair."""
-        batch_index = bisect_right(self._starts, row) - 1
+        batch_index, i = self._find_row(row)
         (src, src_offsets), (tgt, tgt_offsets) = self._batches[batch_index]
-        i = row - self._starts[batch_index]
         src_ids = src[src_offsets[i] : src_offsets[i + 1]]
         tgt_ids = tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
         return src_ids, tgt_ids
@@ -216,16 +217,19 @@ class MappedShard:
         """
         if not self._alignments:
             return None
-        batch_index = bisect_right(self._starts, row) - 1
+        batch_index, i = self._find_row(row)
         numbers, offsets = self._alignments[batch_index]
-        i = row - self._starts[batch_index]
         return numbers[offsets[i] : offsets[i + 1]].reshape(-1, 2)
 
     def texts(self, row: int) -> tuple[str, ...]:
         """Return the text of source and target of a pair, or () if the file has no text."""
-        batch_index = bisect_right(self._starts, row) - 1
-        i = row - self._starts[batch_index]
+        batch_index, i = self._find_row(row)
         return tuple(column[i].as_py() for column in self._texts[batch_index])
+
+    def _find_row(self, row: int) -> tuple[int, int]:
+        """Return the index of the record batch of a row, and the index of the row in the batch."""
+        batch_index = bisect_right(self._starts, row) - 1
+        return batch_index, row - self._starts[batch_index]
 
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
@@ -242,9 +246,10 @@ class MappedShard:
 
     def lengths(self) -> Lengths:
         """Return the number of tokens of source and target, EOS included, (N, 2)."""
-        lengths = [np.empty((0, 2), dtype=np.int32)]
+        lengths = [np.empty((0, 2), dtype=np.int32)]  # a shard may have no record batch
         for (_, src_offsets), (_, tgt_offsets) in self._batches:
-            lengths.append(np.diff([src_offsets, tgt_offsets], axis=1).T + 1)
+            num_tokens = np.diff([src_offsets, tgt_offsets], axis=1)  # (2, rows), without EOS
+            lengths.append(num_tokens.T + 1)
         return np.concatenate(lengths)
 
 
@@ -290,6 +295,6 @@ def _view(array: pa.Array) -> IdArray:
     return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
 
 
-def unusable_file(path: Path, problem: str = "is damaged") -> DataError:
+def unusable_file_error(path: Path, problem: str = "is damaged") -> DataError:
     """Return the error for a file of a data folder that is missing or damaged."""
     return DataError(f"{path} {problem}; run nmt-preprocess again")

@@ -22,7 +22,7 @@ import regex  # type: ignore[import-untyped]
 
 from nmt.data.lemmas import Lemmas
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.data.vocabulary import is_word_model, user_symbols
+from nmt.data.vocabulary import has_word_pieces, user_symbols
 from nmt.data.word_alignment import WordAligner, number_words
 from nmt.errors import ConfigError
 
@@ -31,14 +31,14 @@ TARGET = "__target__"
 DONE = "__done__"
 MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
-_MAX_EXTRA_WORDS = 1  # maximum number of words by which a target is longer than its source term
+_MAX_EXTRA_WORDS = 1  # a target may have this many words more than its source term
 _COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
-# Probability that a hint has lemmas in training, from which a model learns to inflect the terms of
-# dictionaries. From the other hints, it learns that a term may already have the right form.
+# Probability that a hint has lemmas in training. From these, a model learns to inflect the terms of
+# dictionaries; from the other hints, that a term may already have the right form.
 _LEMMA_PROB = 0.7
 _MAX_PARTS = 3  # maximum number of pieces of a random word
-# Matches from the first to the last letter or digit, without punctuation around them. In `regex`,
-# but not in `re`, \w includes the vowel signs of languages such as Hindi.
+# Matches from the first to the last letter or digit. In `regex`, but not in `re`, \w includes the
+# vowel signs of languages such as Hindi.
 _WITHOUT_PUNCTUATION = regex.compile(r"\w(?:.*\w)?")
 
 _HINT = re.compile(f"{SOURCE}(.*?){TARGET} .*?{DONE}")
@@ -56,7 +56,7 @@ class Term(NamedTuple):
 
 def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
     """Raise a `ConfigError` that names `setting` unless the tokenizer can read hints."""
-    if is_word_model(tokenizer.model):  # it would not separate the symbols from words
+    if has_word_pieces(tokenizer.model):  # it would not separate the symbols from words
         raise ConfigError(f"{setting} needs a vocabulary of tokenizer.type=bpe or unigram")
     if not {SOURCE, TARGET, DONE} <= set(user_symbols(tokenizer.model)):
         raise ConfigError(
@@ -66,7 +66,7 @@ def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
 
 
 def add_hints(text: str, terms: Iterable[Term]) -> str:
-    """Add the targets of terms, which are sorted and do not overlap, to a source text."""
+    """Add a hint for each term to a source text. The terms are sorted and do not overlap."""
     hinted = ""
     position = 0
     for term in terms:
@@ -90,18 +90,19 @@ def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int
     if SOURCE not in pieces:
         return list(ids)
     distance_from_end = pieces[::-1].index(SOURCE)
-    start = len(pieces) - 1 - distance_from_end  # of the last hint
-    last_hint = pieces[start:]
+    hint_start = len(pieces) - 1 - distance_from_end  # of the last hint
+    last_hint = pieces[hint_start:]
     if DONE in last_hint:
         return list(ids)
     term_end = len(pieces)
     if TARGET in last_hint:
-        term_end = start + last_hint.index(TARGET)
-    ids_before = list(ids[:start])
-    # The tokenizer adds this space at the start of a text, although the term has a space.
-    if pieces[start - 1 : start] == ["▁"]:
+        term_end = hint_start + last_hint.index(TARGET)
+    ids_before = list(ids[:hint_start])
+    # the tokenizer starts a text with this space; the source words of the hint have another one
+    if pieces[hint_start - 1 : hint_start] == ["▁"]:
         ids_before.pop()
-    return ids_before + list(ids[start + 1 : term_end])
+    term_ids = list(ids[hint_start + 1 : term_end])
+    return ids_before + term_ids
 
 
 def remove_hints_from_text(text: str) -> str:
@@ -114,8 +115,8 @@ class PlainPieces(NamedTuple):
 
     pieces: list[str]
     positions: list[int]
-    """For each piece of the source with hints, its index in `pieces`. For the symbols and the
-    target of a hint, this is the index of the first piece of the term.
+    """For each piece of the source with hints, its index in `pieces`. The symbols and the target of
+    a hint, which are not in `pieces`, have the index of the first piece of the term.
     """
 
 
@@ -127,7 +128,7 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
     is_in_target = False  # from TARGET to DONE
     for piece in pieces:
         if piece == SOURCE:
-            # The tokenizer adds this space at the start of a text, although the term has a space.
+            # the tokenizer starts a text with this space; the term has another one
             if plain[-1:] == ["▁"]:
                 plain.pop()
             term_start = len(plain)
@@ -153,9 +154,9 @@ class _PhrasePair(NamedTuple):
 
     def overlaps(self, other: _PhrasePair) -> bool:
         """Return whether two pairs have a word in common."""
-        has_src_word = self.src_start < other.src_end and other.src_start < self.src_end
-        has_tgt_word = self.tgt_start < other.tgt_end and other.tgt_start < self.tgt_end
-        return has_src_word or has_tgt_word
+        shares_src_word = self.src_start < other.src_end and other.src_start < self.src_end
+        shares_tgt_word = self.tgt_start < other.tgt_end and other.tgt_start < self.tgt_end
+        return shares_src_word or shares_tgt_word
 
 
 class HintSampler:
@@ -250,7 +251,7 @@ class HintSampler:
         Aligns all pairs at once, since most of the time of a single pair would be overhead.
         """
         all_links: list[set[tuple[int, int]]] = [set() for _ in pairs]
-        indices = []  # of the pairs that can be aligned
+        indices = []  # the index in `pairs` of each pair in `encoded_pairs`
         encoded_pairs = []
         for i, (src_text, tgt_text) in enumerate(pairs):
             src = _encode_words(self._tokenizers.src, src_text)
@@ -262,11 +263,12 @@ class HintSampler:
             return all_links
         id_pairs = [(src.ids, tgt.ids) for src, tgt in encoded_pairs]
         has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
-        # (L, 3): index into `id_pairs`, target piece, source piece
+        # (L, 3): index in `id_pairs`, target piece, source piece
         links = self._aligner.align(id_pairs, has_joint_ids=has_joint_ids)
-        for k, tgt_piece, src_piece in links.tolist():
-            src, tgt = encoded_pairs[k]
-            all_links[indices[k]].add((src.words[src_piece], tgt.words[tgt_piece]))
+        for pair_index, tgt_piece, src_piece in links.tolist():
+            src, tgt = encoded_pairs[pair_index]
+            link = (src.words[src_piece], tgt.words[tgt_piece])
+            all_links[indices[pair_index]].add(link)
         return all_links
 
 
@@ -280,8 +282,8 @@ class _EncodedWords(NamedTuple):
 def _encode_words(tokenizer: Tokenizer, text: str) -> _EncodedWords | None:
     """Encode a text whose words are separated by white space.
 
-    Returns None for an empty text, which an earlier augmentation may leave. Also returns None if
-    the tokenizer divides the text into another number of words.
+    Returns None if the text is empty, as after some augmentations, or if the pieces form another
+    number of words than the text has.
     """
     ids = tokenizer.encode(text)
     words = number_words(tokenizer.pieces(ids))
@@ -291,20 +293,21 @@ def _encode_words(tokenizer: Tokenizer, text: str) -> _EncodedWords | None:
 
 
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:
-    """Return the pair with the longest source span of at most `num_words` words from `src_start`.
+    """Return the phrase pair with the longest source span that begins with the word `src_start`.
 
-    The word `src_start` must be linked. The pair is consistent with the links (Koehn et al., 2003),
-    and its last source word is linked too. Returns None if there is no such pair.
+    The span has at most `num_words` words. Its first and its last word are linked, and no word of
+    the pair has a link to a word outside of it (Koehn et al., 2003). The word `src_start` must be
+    linked. Returns None if there is no such pair.
     """
-    for src_end in range(src_start + num_words, src_start, -1):
-        # has at least one word, since the word `src_start` is linked
+    for src_end in range(src_start + num_words, src_start, -1):  # longer spans first
+        # not empty, since the word `src_start` is linked
         linked_tgt = {tgt for src, tgt in links if src_start <= src < src_end}
         tgt_start = min(linked_tgt)
         tgt_end = max(linked_tgt) + 1
         linked_src = {src for src, tgt in links if tgt_start <= tgt < tgt_end}
-        has_same_ends = min(linked_src) == src_start and max(linked_src) == src_end - 1
+        is_consistent = min(linked_src) == src_start and max(linked_src) == src_end - 1
         num_extra_words = (tgt_end - tgt_start) - (src_end - src_start)
-        if has_same_ends and num_extra_words <= _MAX_EXTRA_WORDS:
+        if is_consistent and num_extra_words <= _MAX_EXTRA_WORDS:
             return _PhrasePair(src_start, src_end, tgt_start, tgt_end)
     return None
 

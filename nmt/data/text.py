@@ -68,10 +68,10 @@ EMAIL = (
 ADDRESS = re.compile(
     rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
 )
-"""A web or e-mail address. A match of an alternative only begins where no character before it could
-begin it too, so that searching takes linear time.
+"""A web or e-mail address. Searching takes linear time: within a long word, the lookbehinds allow a
+match to begin at one character only, not at each.
 """
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 16  # of the start of a file, which tells its format
 _LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # longest line to translate, score or evaluate
 _MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # more is not text, but a device or a sparse file
@@ -119,7 +119,8 @@ def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
 def compress(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Return a stream that compresses into an open file if `suffix` names a compression."""
     suffix = suffix.lower()
-    if suffix == ".gz":  # without file name and time, so that equal text gives equal bytes
+    if suffix == ".gz":
+        # without file name and time, so that equal text gives equal bytes
         return cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=file, mtime=0))
     if suffix in _OPEN_FUNCTIONS:
         return cast(IO[bytes], _OPEN_FUNCTIONS[suffix](file, "wb"))
@@ -173,8 +174,8 @@ def explain_read_errors(name: str) -> Iterator[None]:
     try:
         yield
     # All decompressors raise EOFError for a file that was cut off. For other damage, gzip raises
-    # OSError or zlib.error, and bz2 and Arrow raise OSError. Only an OSError of the disk has an
-    # errno.
+    # OSError or zlib.error, lzma LZMAError, and bz2 and Arrow OSError. An OSError without errno is
+    # from a decompressor, with errno from the disk.
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
@@ -190,15 +191,15 @@ def replace_line_breaks(text: str) -> str:
 
 def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Yield a byte stream in blocks of 1 MiB. Raises `DataError` if a line exceeds 256 MiB."""
-    num_bytes = 0  # number of bytes after the last \n
+    line_bytes = 0  # number of bytes after the last \n
     while block := stream.read(_LARGE_BLOCK_BYTES):
-        after_line_end = block.rfind(b"\n") + 1  # 0 if the block has no \n
-        if after_line_end > 0:
-            num_bytes = 0
-        num_bytes += len(block) - after_line_end
-        if num_bytes > _MAX_BYTES_WITHOUT_LINE_END:
+        line_start = block.rfind(b"\n") + 1  # of the last line; 0 if the block has no \n
+        if line_start > 0:
+            line_bytes = 0
+        line_bytes += len(block) - line_start
+        if line_bytes > _MAX_BYTES_WITHOUT_LINE_END:
             raise DataError(
-                f"{name} is not text: it has {num_bytes:,} bytes without a line end; give another "
+                f"{name} is not text: it has {line_bytes:,} bytes without a line end; give another "
                 "file"
             )
         yield block
@@ -207,8 +208,8 @@ def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
 def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[bytes]:
     """Yield the lines of a byte stream. Raises `DataError` for a line above `MAX_LINE_BYTES`.
 
-    This line is not read to its end, since a line of a device or a sparse file might fill the
-    memory.
+    The error is raised before the line ends, since a device or a sparse file may have an endless
+    line, which would fill the memory.
     """
     lines: Iterable[bytes] = stream
     if not isinstance(stream, ArrivingLines):  # `ArrivingLines` limits its lines itself
@@ -223,7 +224,7 @@ def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[by
 
 
 def _limited_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a byte stream, cut off one byte above `MAX_LINE_BYTES`."""
+    """Yield the lines of a byte stream. Only `MAX_LINE_BYTES` + 1 bytes of a long line are read."""
     while line := stream.readline(MAX_LINE_BYTES + 1):
         yield line
 
@@ -325,10 +326,11 @@ class ArrivingLines:
             yield bytes(self._unfinished)
 
     def has_more(self) -> bool:
-        """Return whether a line or the end of the input is available or arrives within 50 ms."""
+        """Return whether data or the end of the input is available or arrives within 50 ms."""
         if self._lines or self._has_ended:
             return True
-        return bool(select.select([self._descriptor], [], [], _MAX_WAIT_SECONDS)[0])
+        readable, _, _ = select.select([self._descriptor], [], [], _MAX_WAIT_SECONDS)
+        return bool(readable)
 
 
 def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:

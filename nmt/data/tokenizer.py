@@ -44,8 +44,8 @@ UNUSED_PREFIX = "<unused "
 class Tokenizer:
     """A SentencePiece model.
 
-    Like a `TokenizerPair`, it has the attributes `src` and `tgt`, which are the tokenizer itself:
-    it is for both languages.
+    One tokenizer may be for both languages. So it has the attributes `src` and `tgt` of a
+    `TokenizerPair`, which are the tokenizer itself.
 
     Args:
         model: content of the model file.
@@ -81,7 +81,7 @@ class Tokenizer:
         self.eos_id = vocabulary.eos_id
         self.language_ids = vocabulary.language_ids  # keyed by piece; each can replace `prefix`
         self._pieces = vocabulary.pieces
-        self._undecoded_ids: set[int] = set()  # ids that `decode` leaves out; see `MappedTokenizer`
+        self._undecoded_ids: set[int] = set()  # ids that `decode` leaves out in `MappedTokenizer`
 
     @staticmethod
     def load(path: Path, removed_tags: Sequence[str] = ()) -> Tokenizer:
@@ -110,7 +110,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, without BOS and EOS."""
-        if not text:  # such as most tags, for which SentencePiece would take some microseconds
+        if not text:  # for speed, since most models have an empty tag before each text
             return []
         return self._processor.encode(text)  # type: ignore[no-any-return]
 
@@ -148,7 +148,7 @@ class Tokenizer:
                 pieces.append(space + words[position])
             elif ids[position] not in self._undecoded_ids:
                 pieces.append(piece)
-        # SentencePiece does not decode the ▁ of a word that is not a piece
+        # SentencePiece only decodes the ▁ of pieces, so that words keep theirs
         text: str = self._processor.decode(pieces) if pieces else ""
         return self._clean(text.removeprefix("▁").replace("▁", " "))
 
@@ -173,7 +173,7 @@ class Tokenizer:
 
     @functools.cached_property
     def unused_ids(self) -> list[int]:
-        """Ids without a piece, which round up the size of the vocabulary."""
+        """Ids that no text has: they only round up the size of the vocabulary."""
         return [i for i, piece in enumerate(self._pieces) if piece.startswith(UNUSED_PREFIX)]
 
     @property
@@ -186,16 +186,13 @@ class Tokenizer:
 
     @property
     def control_ids(self) -> list[int]:
-        """Ids of padding, unknown, start and end."""
+        """Ids of padding, of unknown pieces, of BOS and of EOS."""
         return [self.pad_id, self.unk_id, self.bos_id, self.eos_id]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The pieces of a model and their ids.
-
-    Imported models have other ids than their SentencePiece models.
-    """
+    """The pieces of a model and their ids, which in imported models differ from SentencePiece's."""
 
     pieces: list[str]  # piece i has the id i, and no two pieces are equal
     pad_id: int
@@ -257,7 +254,7 @@ class MappedTokenizer(Tokenizer):
         model_pieces = model_vocabulary.pieces
         self._model_unk_id = model_vocabulary.unk_id
         self._byte_pieces = [model_pieces[i] for i in _find_byte_ids(self._processor)]
-        # the id of the vocabulary for each id of the SentencePiece model
+        # for each id of the SentencePiece model, the id of its piece in the vocabulary
         self._mapped_ids = [self._ids_by_piece.get(piece, self.unk_id) for piece in model_pieces]
 
     @property
@@ -294,7 +291,7 @@ class MappedTokenizer(Tokenizer):
         model_ids = self._processor.encode(text)
         if self._model_unk_id not in model_ids:
             return ids + [self._mapped_ids[i] for i in model_ids]
-        # the SentencePiece model may lack pieces of the vocabulary
+        # A text that is unknown to the SentencePiece model may be a piece of the vocabulary.
         pieces = self._processor.encode(text, out_type=str)
         return ids + [self._ids_by_piece.get(piece, self.unk_id) for piece in pieces]
 
@@ -343,9 +340,10 @@ def find_tokenizers(folder: Path) -> Path:
 def load_tokenizers(
     folder: Path, sha256: str | None = None, removed_tags: Sequence[str] = ()
 ) -> Tokenizers:
-    """Read the tokenizers of a data or model folder. Decoding removes `removed_tags` from targets.
+    """Read the tokenizers of a data or model folder.
 
-    Raises `ModelError` if they are missing or damaged, or if their fingerprint is not `sha256`.
+    Decoding a target removes one of `removed_tags` from its start. Raises `ModelError` if the
+    tokenizers are missing or damaged, or if their fingerprint is not `sha256`.
     """
     verify_checksums(
         folder, JOINT_MODEL, SRC_MODEL, TGT_MODEL, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY
@@ -447,5 +445,5 @@ def _read_vocabulary(processor: sentencepiece.SentencePieceProcessor) -> Vocabul
 
 
 def _find_byte_ids(processor: sentencepiece.SentencePieceProcessor) -> list[int]:
-    """Return the ids in a SentencePiece model of the pieces for single bytes."""
+    """Return the ids that a SentencePiece model has for single bytes."""
     return [i for i in range(processor.vocab_size()) if processor.is_byte(i)]

@@ -1,4 +1,4 @@
-"""Train the SentencePiece models of a data folder, or adopt existing models.
+"""Train the SentencePiece models of a data folder, or open existing models.
 
 Training is deterministic: the same text in the same order gives the same bytes.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
@@ -34,6 +34,7 @@ from nmt.errors import ConfigError, DataError, NmtError, to_one_line
 
 log = logging.getLogger(__name__)
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
+_Piece = ModelProto.SentencePiece  # the message for one piece: its text, score and type
 # Ids of control symbols in the models that this module trains. Other models may have other ids.
 PAD = 0
 UNK = 1
@@ -46,12 +47,11 @@ _NUM_THREADS = 16  # not the number of cores, since unigram models depend on the
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
 _CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
-ReadSide = Callable[[int], Iterable[str]]
-"""Reads the sentences of the source (0) or the target (1)."""
+ReadSide = Callable[[Literal["src", "tgt"]], Iterable[str]]
+"""A function that yields the sentences of one side of the text."""
 _DEFAULT_VOCAB_SIZE = 37_000  # the size in the paper
 _SMALL_VOCAB_SIZE = 8_000  # used if the text is too small for the default
-_Piece = ModelProto.SentencePiece
-_TAG = re.compile(">>.*<<")  # of OPUS-MT
+_OPUS_MT_TAG = re.compile(">>.*<<")  # a target language, such as ">>fra<<"
 
 
 def train_tokenizers(config: PreprocessConfig, read_side: ReadSide) -> Tokenizers:
@@ -63,18 +63,20 @@ def train_tokenizers(config: PreprocessConfig, read_side: ReadSide) -> Tokenizer
     multiple = config.tokenizer.vocab_multiple
     if not config.tokenizer.separate:
         tokenizer = _train_with_suitable_size(
-            lambda: chain(read_side(0), read_side(1)), config.tokenizer, src_symbols + tgt_symbols
+            lambda: chain(read_side("src"), read_side("tgt")),
+            config.tokenizer,
+            src_symbols + tgt_symbols,
         )
         return pad_vocabulary(tokenizer, multiple)
-    src = _train_with_suitable_size(lambda: read_side(0), config.tokenizer, src_symbols)
-    tgt = _train_with_suitable_size(lambda: read_side(1), config.tokenizer, tgt_symbols)
+    src = _train_with_suitable_size(lambda: read_side("src"), config.tokenizer, src_symbols)
+    tgt = _train_with_suitable_size(lambda: read_side("tgt"), config.tokenizer, tgt_symbols)
     return TokenizerPair(pad_vocabulary(src, multiple), pad_vocabulary(tgt, multiple))
 
 
 def _train_with_suitable_size(
     read: Callable[[], Iterable[str]], config: TokenizerConfig, symbols: Sequence[str]
 ) -> Tokenizer:
-    """Train a model. Without a `vocab_size`, choose one that suits the size of the text.
+    """Train a model. Without `vocab_size`, use the default size, or a smaller one for a small text.
 
     `read` is called once for each attempt. Gowda and May (2020) find that about 8,000 pieces are
     best for small corpora.
@@ -86,19 +88,19 @@ def _train_with_suitable_size(
     try:
         return train_tokenizer(read(), replace(config, vocab_size=_DEFAULT_VOCAB_SIZE), symbols)
     except _VocabularyTooLarge as error:
-        size = min(_SMALL_VOCAB_SIZE, error.largest)
-        log.info(
-            "the text is too small for %d pieces; tokenizer.vocab_size=%d",
-            _DEFAULT_VOCAB_SIZE,
-            size,
-        )
-    return train_tokenizer(read(), replace(config, vocab_size=size), symbols)
+        smaller_size = min(_SMALL_VOCAB_SIZE, error.largest)
+    log.info(
+        "the text is too small for %d pieces; training again with tokenizer.vocab_size=%d",
+        _DEFAULT_VOCAB_SIZE,
+        smaller_size,
+    )
+    return train_tokenizer(read(), replace(config, vocab_size=smaller_size), symbols)
 
 
 def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     """Load the models that the settings `tokenizer.model` and `tokenizer.tgt_model` name.
 
-    Adds the symbols of the settings to SentencePiece models, see `adopt_tokenizer`. In a model
+    Adds the symbols of the settings to SentencePiece models, see `load_with_symbols`. In a model
     folder, the tokenizers must already have all symbols, unless `tokenizer.extend` is set.
     """
     src_symbols, tgt_symbols = list_symbols(config)
@@ -108,16 +110,16 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     if src_path.is_dir():
         return _open_model_folder(config, src_path)
     if config.tokenizer.tgt_model is None:
-        return pad_vocabulary(adopt_tokenizer(src_path, src_symbols + tgt_symbols), multiple)
+        return pad_vocabulary(load_with_symbols(src_path, src_symbols + tgt_symbols), multiple)
     tgt_path = resolve_path(config.tokenizer.tgt_model)
-    src = pad_vocabulary(adopt_tokenizer(src_path, src_symbols), multiple)
-    tgt = pad_vocabulary(adopt_tokenizer(tgt_path, tgt_symbols), multiple)
+    src = pad_vocabulary(load_with_symbols(src_path, src_symbols), multiple)
+    tgt = pad_vocabulary(load_with_symbols(tgt_path, tgt_symbols), multiple)
     src_names = " ".join(src.pieces(src.control_ids))
     tgt_names = " ".join(tgt.pieces(tgt.control_ids))
     if src_names != tgt_names:
         raise ConfigError(
-            f"{src_path} calls its control symbols {src_names}, {tgt_path} {tgt_names}; "
-            "choose two models with the same names"
+            f"{src_path} has the control symbols {src_names}, but {tgt_path} has {tgt_names}; "
+            "choose two models with the same control symbols"
         )
     if src.control_ids != tgt.control_ids:
         log.warning("the control symbols of the models differ in id: no export to huggingface")
@@ -127,7 +129,7 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
     """Load the tokenizers of a model folder or run.
 
-    They must have all symbols of the settings, unless `tokenizer.extend` is set.
+    Raises a `ConfigError` if they lack a symbol of the settings, unless `tokenizer.extend` is set.
     """
     tokenizers = load_tokenizers(find_tokenizers(folder))
     if config.tokenizer.tgt_model is not None:
@@ -136,15 +138,17 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
             "out tokenizer.tgt_model and tokenizer.separate"
         )
     src_symbols, tgt_symbols = list_symbols(config)
-    missing = set(src_symbols) - set(tokenizers.src.all_pieces())
-    missing |= set(tgt_symbols) - set(tokenizers.tgt.all_pieces())
-    # an imported vocabulary may have a symbol that one of its two SentencePiece models lacks
-    missing.update(missing_text_symbols(tokenizers.src, src_symbols))
-    missing.update(missing_text_symbols(tokenizers.tgt, tgt_symbols))
-    if missing and config.tokenizer.extend is None:
+    if config.tokenizer.extend is not None:  # `extend_tokenizers` adds the missing symbols
+        return tokenizers
+    missing = set()
+    for tokenizer, symbols in ((tokenizers.src, src_symbols), (tokenizers.tgt, tgt_symbols)):
+        missing.update(set(symbols) - set(tokenizer.all_pieces()))
+        # The vocabulary of an imported model may have a symbol that its SentencePiece model lacks.
+        missing.update(symbols_missing_in_model(tokenizer, symbols))
+    if missing:
         raise ConfigError(
             f"tokenizer.model={folder} has no piece {min(missing)}; leave the symbol or tag out, "
-            "or set tokenizer.extend=0 to add it to the vocabulary"
+            "or set tokenizer.extend=0, which adds symbols and no other pieces"
         )
     return tokenizers
 
@@ -152,8 +156,8 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
 def list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target.
 
-    These are the symbols in the settings, spare symbols, the separator of lines if pairs have a
-    context, and the tags of the corpora.
+    Both have the symbols in the settings, `tokenizer.reserved` spare symbols and, if pairs have a
+    context, the separator of lines. The tags of the corpora follow, on the side that has them.
     """
     src_symbols = list(config.tokenizer.symbols)
     src_symbols += [f"<reserved{number}>" for number in range(config.tokenizer.reserved)]
@@ -182,7 +186,7 @@ def train_tokenizer(
     num_sentences = 0
     num_too_long = 0
 
-    def count_sentences() -> Iterator[str]:
+    def yield_and_count() -> Iterator[str]:
         nonlocal num_sentences, num_too_long
         for sentence in sentences:
             num_sentences += 1
@@ -194,7 +198,7 @@ def train_tokenizer(
 
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=count_sentences(),
+            sentence_iterator=yield_and_count(),
             model_writer=model,
             model_type=config.type.value,
             vocab_size=config.vocab_size,
@@ -244,7 +248,7 @@ def _explain_failure(message: str, vocab_size: int) -> NmtError:
     return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
 
 
-def is_word_model(model: bytes) -> bool:
+def has_word_pieces(model: bytes) -> bool:
     """Return whether the pieces of a SentencePiece model are whole words."""
     trainer_spec = read_proto(model).trainer_spec
     return bool(trainer_spec.model_type == trainer_spec.WORD)
@@ -256,7 +260,7 @@ def user_symbols(model: bytes) -> list[str]:
     return [piece.piece for piece in pieces if piece.type == _Piece.USER_DEFINED]
 
 
-def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
+def load_with_symbols(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     """Load the SentencePiece model at `path`, and append missing control symbols and `symbols`.
 
     No id changes, and text without a symbol is segmented as before. Raises a `ModelError` for an
@@ -271,15 +275,17 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
                 f"{symbol} cannot be a symbol of {path}, which has it as an ordinary or control "
                 "piece; choose another name for the symbol or tag"
             )
-    added = [symbol for symbol in dict.fromkeys(symbols) if symbol not in pieces]
+    distinct_symbols = dict.fromkeys(symbols)
+    added = [symbol for symbol in distinct_symbols if symbol not in pieces]
     model = append_symbols(tokenizer.model, added)
     control_ids = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
     for role, name in _CONTROL_NAMES.items():
-        if control_ids[role] >= 0:
+        if control_ids[role] >= 0:  # -1: the model has no such symbol
             continue
-        if name in pieces:  # text may be segmented into this ordinary piece
+        if name in pieces:  # an ordinary piece, which text may be segmented into
             name = f"<nmt:{role}>"
-        # the bytes of a message with the new piece, its id and its name extend the model
+        # appending the bytes of a message to the model sets the fields of the message, as
+        # `serialize_piece` explains
         trainer_spec = ModelProto().trainer_spec
         setattr(trainer_spec, f"{role}_id", tokenizer.vocab_size + len(added))
         setattr(trainer_spec, f"{role}_piece", name)
@@ -292,7 +298,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
 
 
 def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
-    """Append unused control symbols until the size of the vocabulary is a multiple.
+    """Append unused control symbols until the size of the vocabulary is divisible by `multiple`.
 
     GPUs multiply matrices faster if their sizes are multiples of 8.
     """
@@ -304,16 +310,16 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     return Tokenizer(model)
 
 
-def missing_text_symbols(tokenizer: Tokenizer, symbols: Sequence[str]) -> list[str]:
-    """Return the symbols that the SentencePiece model of a tokenizer lacks.
+def symbols_missing_in_model(tokenizer: Tokenizer, symbols: Sequence[str]) -> list[str]:
+    """Return the symbols that the SentencePiece model of a tokenizer lacks but needs.
 
-    Leaves out the language pieces of M2M100 and NLLB, and the tags of OPUS-MT. Imported models have
-    these in their vocabulary only, see `MappedTokenizer`.
+    An imported tokenizer encodes the language pieces of M2M100 and NLLB, and the tags of OPUS-MT,
+    without the model (see `MappedTokenizer`). So the model does not need these.
     """
     pieces = {piece.piece for piece in read_proto(tokenizer.model).pieces}
     missing = [symbol for symbol in dict.fromkeys(symbols) if symbol not in pieces]
-    if tokenizer.vocabulary is not None:
-        missing = [symbol for symbol in missing if not _TAG.fullmatch(symbol)]
+    if tokenizer.vocabulary is not None:  # an imported tokenizer
+        missing = [symbol for symbol in missing if not _OPUS_MT_TAG.fullmatch(symbol)]
     if tokenizer.language_ids:
         missing = [symbol for symbol in missing if not LANGUAGE.fullmatch(symbol)]
     return missing

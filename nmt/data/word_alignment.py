@@ -1,11 +1,11 @@
 """Word alignment of training pairs by IBM model 1 (Brown et al., 1993).
 
-A link joins a source token and a target token of the same pair. The model estimates how probable a
-target token is for a source token, from all links of the training pairs.
+A link joins a source token and a target token of the same pair. The model estimates p(target id |
+source id) for all ids that are linked in the training pairs.
 """
 
-# N links, U distinct links, M target tokens of all pairs, L best links
-# B pairs, S source tokens, T target tokens of a pair; P possible links of all pairs
+# To estimate: N links, U distinct links (source id, target id), M target tokens of all pairs
+# To align: B pairs, S source tokens, T target tokens, P possible links of all pairs, L best links
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Links(NamedTuple):
     """All possible links of pairs. The links of a target token are consecutive."""
 
-    src: Array  # (N,), source ids; each target token is also linked to the null id
+    src: Array  # (N,), source ids; among them is the null id, once for each target token
     tgt: Array  # (N,), target ids
     src_lengths: Array  # (M,), the number of links of each target token
 
@@ -60,23 +60,28 @@ def make_links(pairs: Iterable[tuple[Ids, Ids]], null_id: int) -> Links:
     tgt = []
     src_lengths = []
     for src_ids, tgt_ids in pairs:
-        linked = np.append(src_ids, null_id).astype(np.int64)
-        src.append(np.tile(linked, len(tgt_ids)))
-        tgt.append(np.repeat(np.asarray(tgt_ids, dtype=np.int64), len(linked)))
-        src_lengths.append(np.full(len(tgt_ids), len(linked)))
+        src_with_null = np.append(src_ids, null_id).astype(np.int64)
+        num_src = len(src_with_null)
+        # the first target token with all source tokens, then the second one with all, ...
+        src.append(np.tile(src_with_null, len(tgt_ids)))
+        tgt.append(np.repeat(np.asarray(tgt_ids, dtype=np.int64), num_src))
+        src_lengths.append(np.full(len(tgt_ids), num_src))
     return Links(np.concatenate(src), np.concatenate(tgt), np.concatenate(src_lengths))
 
 
 def estimate_translations(links: Links, num_src: int, num_tgt: int) -> Translations:
-    """Estimate IBM model 1; `num_src` and `num_tgt` are the numbers of ids, with the null id."""
+    """Estimate IBM model 1 with expectation maximization.
+
+    `num_src` and `num_tgt` are the numbers of ids; the null id counts as a source id.
+    """
     link_keys = links.src * num_tgt + links.tgt  # (N,), a number for each pair of ids
-    distinct, link_index = np.unique(link_keys, return_inverse=True)
-    src, tgt = np.divmod(distinct, num_tgt)  # (U,)
+    distinct, link_index = np.unique(link_keys, return_inverse=True)  # (U,), (N,)
+    src, tgt = np.divmod(distinct, num_tgt)  # (U,) each
     probs = np.ones(len(distinct))  # uniform at first, not normalized
-    starts = np.cumsum(links.src_lengths) - links.src_lengths  # (M,)
+    first_links = np.cumsum(links.src_lengths) - links.src_lengths  # (M,), of each target token
     for _ in range(NUM_ITERATIONS):
         weights = probs[link_index]  # (N,)
-        totals = np.add.reduceat(weights, starts)  # (M,)
+        totals = np.add.reduceat(weights, first_links)  # (M,), sum over the links of each token
         weights /= np.repeat(totals, links.src_lengths)  # p(source position | target token)
         counts = np.bincount(link_index, weights, minlength=len(distinct))  # (U,), expected counts
         src_totals = np.bincount(src, counts, minlength=num_src)  # (num_src,)
@@ -102,12 +107,15 @@ class WordAligner:
         links = make_links(reversed_pairs, null_id=tgt_vocab_size)
         backward = estimate_translations(links, tgt_vocab_size + 1, src_vocab_size)
         self._num_tgt = tgt_vocab_size
-        # Without the null id, which comes last, both directions have the same U pairs of ids. They
-        # are sorted by source here and by target in `backward`.
-        num_keys = int(np.searchsorted(forward.src, src_vocab_size))
-        self._keys = (forward.src * tgt_vocab_size + forward.tgt)[:num_keys]  # (U,), ascending
+        # The links to the null id, the highest one, are the last of both directions. The U links
+        # before them are the same ones, sorted by source id in `forward`, by target id in
+        # `backward`.
+        num_keys = int(np.searchsorted(forward.src, src_vocab_size))  # U
+        forward_keys = forward.src * tgt_vocab_size + forward.tgt
+        backward_keys = backward.tgt * tgt_vocab_size + backward.src  # its target is our source
+        order = np.argsort(backward_keys[:num_keys])  # of the links in `forward`
+        self._keys = forward_keys[:num_keys]  # (U,), ascending
         self._tgt_probs = forward.probs[:num_keys]  # (U,), p(target id | source id)
-        order = np.argsort((backward.tgt * tgt_vocab_size + backward.src)[:num_keys])
         self._src_probs = backward.probs[:num_keys][order]  # (U,), p(source id | target id)
         self._null_tgt_probs = np.zeros(tgt_vocab_size)  # p(target id | null id)
         self._null_tgt_probs[forward.tgt[num_keys:]] = forward.probs[num_keys:]
@@ -118,18 +126,19 @@ class WordAligner:
         """Return the best links of pairs, (L, 3): pair, target position and source position.
 
         A link must be the best for its source token and for its target token, so that a token has
-        at most one link.
-        With `has_joint_ids`, equal ids on both sides are the same text. The links of a pair do not
-        depend on the other pairs.
+        at most one link. With `has_joint_ids`, equal ids on both sides are the same text. The links
+        of a pair do not depend on the other pairs.
         """
-        # padding has the id -1, for which lookups return their last entry: `prior` is 0 there
+        # Padding has the id -1, so that lookups return their last value for it. This does not
+        # matter, since `prior` is 0 there.
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), False for padding
         keys = src[:, :, None] * self._num_tgt + tgt[:, None, :]  # (B, S, T)
         pair_keys = keys[is_pair]  # (P,), without padding, since searching takes most of the time
+        # (P,): the index of each key in `_keys`, or any index if `_keys` lacks it
         key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
-        is_known = self._keys[key_indices] == pair_keys
+        is_known = self._keys[key_indices] == pair_keys  # (P,)
         tgt_probs = np.zeros(keys.shape)
         src_probs = np.zeros(keys.shape)
         tgt_probs[is_pair] = np.where(is_known, self._tgt_probs[key_indices], 0.0)
@@ -138,12 +147,15 @@ class WordAligner:
             copy_prob = np.where(src[:, :, None] == tgt[:, None, :], _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
             src_probs = np.maximum(src_probs, copy_prob)
+        # (B, S, T): distances of links from the diagonal
         distances = np.abs(src_fractions[:, :, None] - tgt_fractions[:, None, :])
         prior = np.where(is_pair, np.exp(-_DIAGONAL_TENSION * distances), 0.0)  # (B, S, T)
-        is_best_src = _mark_best(tgt_probs, prior, self._null_tgt_probs[tgt][:, None, :], axis=1)
-        is_best_tgt = _mark_best(src_probs, prior, self._null_src_probs[src][:, :, None], axis=2)
-        # (L,) each
-        pair_indices, src_positions, tgt_positions = (is_best_src & is_best_tgt).nonzero()
+        null_tgt_probs = self._null_tgt_probs[tgt][:, None, :]  # (B, 1, T)
+        null_src_probs = self._null_src_probs[src][:, :, None]  # (B, S, 1)
+        is_best_src = _mark_best(tgt_probs, prior, null_tgt_probs, axis=1)  # (B, S, T)
+        is_best_tgt = _mark_best(src_probs, prior, null_src_probs, axis=2)
+        is_best = is_best_src & is_best_tgt
+        pair_indices, src_positions, tgt_positions = is_best.nonzero()  # (L,) each
         return np.stack([pair_indices, tgt_positions, src_positions], axis=1)
 
 
@@ -153,7 +165,7 @@ def link_words(
     """Convert links of pieces to links of words: (source word, target word), counted from 0.
 
     A word begins at a piece with a space. `positions` has the linked source position of each target
-    piece. The position after the last source piece is EOS, and gives no link.
+    piece. A target piece that is linked to EOS, after the last source piece, gives no link.
     """
     src_words = number_words(src_pieces)
     tgt_words = number_words(tgt_pieces)
@@ -176,23 +188,27 @@ def number_words(pieces: Sequence[str]) -> list[int]:
 
 
 def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
-    """Return ids (B, L), padded with -1, and the relative position of each id in its row (B, L)."""
+    """Return ids, padded with -1, and their relative positions in the row, from 0 to 1.
+
+    The shape of both is (B, length of the longest row).
+    """
     lengths = np.array([len(ids) for ids in rows])[:, None]  # (B, 1)
-    positions = np.arange(lengths.max())  # (L,)
-    padded = np.full((len(rows), len(positions)), -1)
-    padded[positions < lengths] = np.concatenate(rows)
+    positions = np.arange(lengths.max())
+    is_token = positions < lengths
+    padded = np.full(is_token.shape, -1)
+    padded[is_token] = np.concatenate(rows)
     return padded, (positions + 0.5) / lengths.clip(min=1)
 
 
 def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> Array:
-    """Mark the best position along `axis` for each token of the other side.
+    """Mark the best position along `axis` for each token of the other side, as True.
 
     Marks no position if the null id is better. All shapes are (B, S, T), but `null_probs` has size
     1 along `axis`.
     """
-    # `cumsum` adds in order. `sum` would add in an order that depends on the padding, and so would
-    # its rounding.
-    totals = np.take(np.cumsum(prior, axis), [-1], axis)
+    # The last cumulative sum is used in the place of `sum`, whose order of additions, and so its
+    # rounding, depends on the padding.
+    totals = np.take(np.cumsum(prior, axis), [-1], axis)  # size 1 along `axis`
     totals[totals == 0] = 1.0  # rows of padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)
     highest = scores.max(axis, keepdims=True)

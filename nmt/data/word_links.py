@@ -42,7 +42,7 @@ def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
         src_starts: which source pieces begin a word (N,).
         tgt_starts: which target pieces begin a word (M,).
     """
-    # the first piece of each word, and the number of pieces
+    # the position of the first piece of each word, followed by the number of pieces
     src_bounds = np.append(np.flatnonzero(src_starts), len(src_starts))
     tgt_bounds = np.append(np.flatnonzero(tgt_starts), len(tgt_starts))
     src_words = links[:, 0].astype(np.int64)  # (L,)
@@ -53,12 +53,15 @@ def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
             f"an alignment has words that its pair of {num_words[0]} and {num_words[1]} words "
             "lacks; run nmt-preprocess again"
         )
-    src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]  # (L,), numbers of pieces
+    # (L,): number of pieces of each linked word
+    src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]
     tgt_lengths = tgt_bounds[tgt_words + 1] - tgt_bounds[tgt_words]
-    link_indices = np.repeat(np.arange(len(links)), tgt_lengths)  # (K,), indices into `links`
-    first_indices = np.cumsum(tgt_lengths) - tgt_lengths
-    offsets = np.arange(len(link_indices)) - first_indices[link_indices]  # (K,), from word start
-    src_offsets = offsets * src_lengths[link_indices] // tgt_lengths[link_indices]
-    tgt_positions = tgt_bounds[tgt_words][link_indices] + offsets
+    # (K,) from here: for each link of pieces, the index of its link of words
+    link_indices = np.repeat(np.arange(len(links)), tgt_lengths)
+    first_links = np.cumsum(tgt_lengths) - tgt_lengths  # (L,), first of the K links of each word
+    # positions of the pieces, counted from the start of their words
+    tgt_offsets = np.arange(len(link_indices)) - first_links[link_indices]
+    src_offsets = tgt_offsets * src_lengths[link_indices] // tgt_lengths[link_indices]
+    tgt_positions = tgt_bounds[tgt_words][link_indices] + tgt_offsets
     src_positions = src_bounds[src_words][link_indices] + src_offsets
     return np.stack([tgt_positions, src_positions], axis=1)

@@ -29,9 +29,13 @@ log = logging.getLogger(__name__)
 _ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 _JOINER = "￭"  # OpenNMT's Tokenizer has the same joiner
 _SPACE = "▁"  # SentencePiece's mark of a space
-_SAME_SPACE = "\x01"  # a space in rules that change nothing: SentencePiece's trainer refuses them
-_SPACES = ("", " ", "\u00a0", "\u202f")  # beside punctuation; the last two do not break lines
-_FIRST_RARE_SYMBOL = "\u2190"  # arrows, mathematical symbols and emoji are parts of words
+# SentencePiece's trainer refuses rules that change nothing. So these have this character in the
+# place of a space, and get the space after training.
+_SPACE_STAND_IN = "\x01"
+# text between punctuation and a word; the last two are spaces at which a line cannot end
+_SPACES = ("", " ", "\u00a0", "\u202f")
+# From here on, symbols are parts of words: arrows, mathematical symbols, emoji
+_FIRST_RARE_SYMBOL = "\u2190"
 _NUM_CHARACTERS = 0x10000  # the rules concern the basic plane of Unicode
 _SUBWORD_JOINER = "@@ "  # subword-nmt and fastBPE write it between the parts of a word
 
@@ -55,7 +59,7 @@ def train_word_tokenizer(
         counts.update(processor.normalize(sentence).split(_SPACE))
     pieces = {piece.piece for piece in model.pieces}
     words = []
-    for word in sorted(counts, key=lambda word: (-counts[word], word)):
+    for word in sorted(counts, key=lambda word: (-counts[word], word)):  # most frequent first
         if word and counts[word] >= config.min_freq and _SPACE + word not in pieces:
             words.append(word)
     if not words:
@@ -69,7 +73,7 @@ def train_word_tokenizer(
     for word in words:
         model.pieces.add(piece=_SPACE + word, score=0.0)
     model.trainer_spec.vocab_size = len(model.pieces)
-    num_occurrences = sum(counts.values()) - counts[""]
+    num_occurrences = sum(counts.values()) - counts[""]  # "" comes before the first ▁
     share = sum(counts[word] for word in words) / num_occurrences
     message = "%d of %d different words have a piece: %.2f %% of the text"
     log.info(message, len(words), len(counts) - 1, 100 * share)
@@ -87,13 +91,13 @@ def _make_empty_model(
         punctuation = [char for char in characters if _is_punctuation(char)]
         normalization |= _split_rules(punctuation, symbols)
         denormalization = _join_rules(punctuation, symbols)
-    content = io.BytesIO()
+    model_file = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         normalization_file = _write_rules(Path(folder) / "normalization.tsv", normalization)
         denormalization_file = _write_rules(Path(folder) / "denormalization.tsv", denormalization)
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(["word"]),  # the trainer refuses an empty text
-            model_writer=content,
+            model_writer=model_file,
             model_type="word",
             use_all_vocab=True,
             unk_surface=" ⁇",  # decoded text of <unk>; the next word begins with a space
@@ -103,16 +107,17 @@ def _make_empty_model(
             minloglevel=2,
             **control_ids,
         )
-    model = _ModelProto.FromString(content.getvalue())
+    model = _ModelProto.FromString(model_file.getvalue())
     for piece in list(model.pieces):
         if piece.type == piece.NORMAL:  # "word"
             model.pieces.remove(piece)
     for rules in (model.normalizer_spec, model.denormalizer_spec):
         rules.ClearField("normalization_rule_tsv")  # the name of a temporary file
-        # 4 bytes with the length of the index, the index, and the results of the rules
-        end = 4 + int.from_bytes(rules.precompiled_charsmap[:4], "little")
-        results = rules.precompiled_charsmap[end:].replace(_SAME_SPACE.encode(), b" ")
-        rules.precompiled_charsmap = rules.precompiled_charsmap[:end] + results
+        # The bytes are the length of the index (4 bytes), the index, and the results of the rules.
+        content = rules.precompiled_charsmap
+        index_end = 4 + int.from_bytes(content[:4], "little")
+        results = content[index_end:].replace(_SPACE_STAND_IN.encode(), b" ")
+        rules.precompiled_charsmap = content[:index_end] + results
     return model
 
 
@@ -138,25 +143,26 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
                 if not right_space:
                     token += _JOINER
                 rules[left_space + char + right_space] = f" {token} "
-        rules[f" {char} "] = f"{_SAME_SPACE}{char} "
-    # without these rules, the rule for a space and the first character of a symbol would match
+        rules[f" {char} "] = f"{_SPACE_STAND_IN}{char} "
+    # If the first character of a symbol is punctuation, its rule would divide the symbol. These
+    # rules are longer, and keep it.
     for symbol in symbols:
         for left_space in _SPACES[1:]:
-            rules[left_space + symbol] = _SAME_SPACE + symbol
+            rules[left_space + symbol] = _SPACE_STAND_IN + symbol
     return rules
 
 
 def _join_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
     """Return denormalization rules that invert `_split_rules`.
 
-    A rule of `_split_rules` that matches the space after a mark hides it from the next mark, which
-    gets a joiner in spite of the space. So between two marks, only the joiner of the first mark
-    tells whether there is a space.
+    If a rule of `_split_rules` matches the space after a mark, the rule of the next mark cannot
+    match this space, and adds a joiner in spite of it. So between two marks, only the joiner after
+    the first mark tells whether there is a space.
     """
     rules = {f"{char} {_JOINER}": f"{char} " for char in punctuation}
     for symbol in symbols:  # a symbol may end with punctuation
         rules[f"{symbol} {_JOINER}"] = symbol
-    # _SPACE is not decoded in words that replace unknown ones
+    # with _SPACE: SentencePiece does not decode it in words that replace unknown ones
     for joiner in (
         _JOINER,
         f" {_JOINER}",

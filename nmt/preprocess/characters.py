@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.data.vocabulary import is_word_model
+from nmt.data.vocabulary import has_word_pieces
 from nmt.preprocess.scripts import SCRIPT_BY_NUMBER, script_numbers
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -215,7 +215,7 @@ def _uncovered_codes(codes: Iterable[int], tokenizer: Tokenizer) -> list[int]:
     Leaves out characters that the normalization of the tokenizer removes: they have no ids. The
     list is empty for a tokenizer of whole words, which has no pieces of single characters.
     """
-    if is_word_model(tokenizer.model):
+    if has_word_pieces(tokenizer.model):
         return []
     uncovered_ids = {tokenizer.unk_id, *tokenizer.byte_ids}
     codes = list(codes)  # they are read twice

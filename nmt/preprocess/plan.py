@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import numpy as np
 
@@ -141,13 +141,14 @@ def _make_trainer(
     The function writes the tokenizers to the folder that is its argument.
     """
 
-    def read_sample(side: int) -> Iterator[str]:
+    def read_sample(side: Literal["src", "tgt"]) -> Iterator[str]:
+        side_index = 0 if side == "src" else 1
         for path in pair_files:
             is_sampled = _read_keys(path) < end_key
             with _open_pairs(path, len(is_sampled)) as stream:
                 pairs = zip(stream, stream, strict=True)  # a pair is two consecutive lines
                 for pair in compress(pairs, is_sampled.tolist()):
-                    yield pair[side].removesuffix("\n")
+                    yield pair[side_index].removesuffix("\n")
 
     def train(folder: Path) -> None:
         save_tokenizers(folder, _make_tokenizers(config, read_sample))

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from nmt.config import PreprocessConfig, resolve_path
-from nmt.data.binary import CorpusIndex, write_index
+from nmt.data.binary import CorpusIndex, write_lengths
 from nmt.data.languages import describe_languages
 from nmt.data.shards import ShardFile
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
@@ -130,7 +130,7 @@ def _finish_folder(
     write_json(folder / "report.json", report)
     (folder / "report.html").write_text(render_data_report(report), encoding="utf-8", newline="\n")
     meta = {
-        **write_index(folder, index),
+        **write_lengths(folder, index),
         **describe_languages(job.config.data),
         "temperature": job.config.data.temperature,
         "vocab_size": tokenizers.tgt.vocab_size,
