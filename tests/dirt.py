@@ -13,7 +13,8 @@ import numpy as np
 
 from nmt.config import PreprocessConfig
 from nmt.preprocess.chunks import Chunk, DataSource, Format
-from nmt.preprocess.clean import CleanChunk, clean
+from nmt.preprocess.clean import clean
+from nmt.preprocess.clean_chunk import CleanChunk
 from nmt.preprocess.filters import drop_by_text
 
 PIECES = [

@@ -31,7 +31,8 @@ from nmt.config import DataConfig, Invalid, PreprocessConfig
 from nmt.errors import DataError
 from nmt.preprocess import chunks
 from nmt.preprocess.chunks import DataSource, Format, read_chunks
-from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, CleanChunk, PairCounts
+from nmt.preprocess.clean import MALFORMED, NOT_UTF8, OVERLONG
+from nmt.preprocess.clean_chunk import NUM_EXAMPLES, CleanChunk, PairCounts
 
 EMPTY = "empty side"
 NUL = "NUL character"

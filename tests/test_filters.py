@@ -16,7 +16,7 @@ from nmt.errors import ConfigError
 from nmt.preprocess import filters
 from nmt.preprocess.characters import foreign_shares
 from nmt.preprocess.chunks import Format
-from nmt.preprocess.clean import CleanChunk, PairCounts
+from nmt.preprocess.clean_chunk import CleanChunk, PairCounts
 from nmt.preprocess.filters import are_in_other_language, check_filters, drop_by_tokens
 from nmt.preprocess.scripts import SCRIPTS, script_numbers, scripts_of
 

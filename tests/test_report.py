@@ -17,10 +17,10 @@ from nmt.config import CorpusConfig, DataConfig, PreprocessConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.chunks import Location
-from nmt.preprocess.clean import PairCounts
+from nmt.preprocess.clean_chunk import PairCounts
 from nmt.preprocess.duplicates import COMPARED_UNITS
 from nmt.preprocess.report import Report, build_report, render_data_report, report_table
-from nmt.preprocess.statistics import HeldOut, Statistics
+from nmt.preprocess.statistics import HeldOutFinder, Statistics
 
 SRC = sentences(300, seed=1)
 TGT = [" ".join(line.split()[::-1]) for line in SRC]
@@ -32,7 +32,7 @@ def measure_corpus(
     src: Sequence[str] = SRC,
     tgt: Sequence[str] = TGT,
     *,
-    held_out: HeldOut | None = None,
+    held_out: HeldOutFinder | None = None,
     **counts: Any,
 ) -> Statistics:
     """Measure a corpus of which all pairs were kept, unless `counts` differs."""
@@ -73,7 +73,7 @@ def test_each_defect_brings_its_advice_and_clean_text_none(tokenizer: Tokenizer)
     def advise_on_duplicates(numbers: tuple[int, int, int]) -> list[str]:
         return report(tokenizer, duplicates=numbers)["advice"]
 
-    held_out = HeldOut({"valid": (NEW, NEW)})
+    held_out = HeldOutFinder({"valid": (NEW, NEW)})
     overlapping = advise(
         [*SRC, NEW[0].upper(), NEW[1]], [*TGT, NEW[0] + " !", "a"], held_out=held_out
     )
@@ -173,7 +173,7 @@ def evil_report(tokenizer: Tokenizer) -> Report:
         tokenizer,
         [*SRC[:-1], NEW[0]],
         [*TGT[:-1], NEW[0]],
-        held_out=HeldOut({"valid": (NEW, NEW)}),
+        held_out=HeldOutFinder({"valid": (NEW, NEW)}),
         read=340,
         dropped={EVIL: 40},
         replaced={EVIL: 1},
@@ -236,7 +236,7 @@ def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
     names = [f"corpus-with-a-long-name-{i}" for i in range(30)]
     data.corpora = {name: CorpusConfig(weight=i / 10) for i, name in enumerate(names)}
     reasons = {f"reason {i}": 1 for i in range(9)}
-    held_out = HeldOut({"valid": (SRC, TGT)})
+    held_out = HeldOutFinder({"valid": (SRC, TGT)})
     corpus = measure_corpus(tokenizer, held_out=held_out, read=400, dropped=reasons)
     corpora = dict.fromkeys(names, corpus)
     content = report(tokenizer, corpora, data=data, duplicates=(9000, 9000, 9000))

@@ -17,12 +17,12 @@ from tiny import sentences
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CharacterStatistics, normal_form
 from nmt.preprocess.chunks import Format
-from nmt.preprocess.clean import CleanChunk, PairCounts
+from nmt.preprocess.clean_chunk import CleanChunk, PairCounts
 from nmt.preprocess.statistics import (
     NUM_BINS,
     NUM_EXACT_LENGTHS,
     NUM_EXAMPLES,
-    HeldOut,
+    HeldOutFinder,
     Overlap,
     Statistics,
     bin_starts,
@@ -52,7 +52,7 @@ def measure(
     tokenizer: Tokenizer,
     src: list[str],
     tgt: list[str],
-    held_out: HeldOut | None = None,
+    held_out: HeldOutFinder | None = None,
     cut: int = 1000,
 ) -> Statistics:
     """Count the pairs in chunks of `cut`."""
@@ -173,7 +173,7 @@ def test_overlap_agrees_with_comparing_all_pairs(tokenizer: Tokenizer) -> None:
     draw = random.Random(0)
     lines = [*LINES, *(draw.choice(LINES) for _ in range(40))]
     src, tgt = map(list, zip(*lines, strict=True))
-    overlaps = measure(tokenizer, src, tgt, HeldOut(HELD)).overlaps
+    overlaps = measure(tokenizer, src, tgt, HeldOutFinder(HELD)).overlaps
     for split, strictness, kind in product(HELD, ("exact", "normalised"), KIND_SIDES):
         rows = list(zip(*HELD[split], strict=True))
         expected = Overlap()
@@ -194,9 +194,9 @@ def test_statistics_do_not_depend_on_chunks_or_on_json(
 ) -> None:
     src = odd_lines(57, seed=4) + [pair[0] for pair in LINES]
     tgt = sentences(57) + [pair[1] for pair in LINES]
-    expected = json.dumps(measure(tokenizer, src, tgt, HeldOut(HELD)).to_json())
+    expected = json.dumps(measure(tokenizer, src, tgt, HeldOutFinder(HELD)).to_json())
     for cut in (1, 2, 13):
-        statistics = measure(tokenizer, src, tgt, HeldOut(HELD), cut)
+        statistics = measure(tokenizer, src, tgt, HeldOutFinder(HELD), cut)
         assert json.dumps(statistics.to_json()) == expected, cut
     read = Statistics.from_json(json.loads(expected))
     assert json.dumps(read.to_json()) == expected
@@ -208,5 +208,5 @@ def test_statistics_do_not_depend_on_chunks_or_on_json(
     assert len(json.dumps(merged.to_json())) < 1.5 * len(expected)  # does not grow with the corpus
     assert merged.lengths.keys() == read.lengths.keys()
     assert merged.sides[1].characters.total() == 50 * sum(map(len, tgt))
-    empty = measure(tokenizer, [], [], HeldOut(HELD))
+    empty = measure(tokenizer, [], [], HeldOutFinder(HELD))
     assert empty.to_json() == Statistics().to_json()

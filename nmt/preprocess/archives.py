@@ -106,8 +106,8 @@ def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
                         yield entry.filename, entry.file_size
         else:
             with _open_tar(archive) as tar_file:
-                # To find the next member, `tarfile` decompresses the content of this one. The
-                # caller checks the size before it asks for the next member.
+                # To find the next member, `tarfile` decompresses the content of this one. So the
+                # caller checks each size before it asks for the next member.
                 for member in tar_file:
                     if member.isreg():
                         yield member.name.removeprefix("./"), member.size
@@ -145,7 +145,7 @@ def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
             packed: IO[bytes] | None = zip_file.open(file_name)
         else:
             tar_file = stack.enter_context(_open_tar(archive))
-            # not `getmember`, since `file_name` lacks the "./" of the archive
+            # `getmember` would need the "./" that some archives have before their names
             member = next(m for m in tar_file if m.name.removeprefix("./") == file_name)
             packed = tar_file.extractfile(member)
         assert packed is not None, "not a regular file"

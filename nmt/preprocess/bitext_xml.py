@@ -33,8 +33,8 @@ def read_pairs(
         languages: codes of source and target, or "" for the languages that an XLIFF file states.
             `en` also matches variants such as `en-US`, and takes the first one of a unit. `en-US`
             matches only itself.
-        keep_codes: keep the content of elements for codes such as `<ph>` as text. For all other
-            elements within a text, the tags are removed and the content is kept.
+        keep_codes: keep the content of elements for codes, such as `<ph>`, as text. The content of
+            all other elements within a text is always kept. Tags are always removed.
 
     Units without one of the texts are skipped. Raises `DataError` for a damaged file, entity
     declarations, text of more than `MAX_TEXT_LENGTH` characters, and a file without any pair.
@@ -117,7 +117,7 @@ class _Reader:
         elif element == "file":
             source, target = _read_languages(attributes, self._root_languages)
             self._file_languages = (source, target or self._guess_target(source))
-        # skip alternative translations and text between segments
+        # their texts are skipped: alternative translations, text between segments, notes
         elif self._skip_depth or element in ("alt-trans", "ignorable", "notes"):
             self._skip_depth += 1
         elif element in ("tu", "trans-unit", "segment"):
@@ -134,7 +134,8 @@ class _Reader:
     def _guess_target(self, source: str) -> str:
         """Return the target language of a file that states only its source language.
 
-        This is the target of the settings, unless the file is for the opposite direction.
+        This is the target language of the settings, or their source language if the source of the
+        file is their target language.
         """
         src_lang, tgt_lang = self.languages
         code = _normalize(source)

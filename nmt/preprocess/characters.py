@@ -1,8 +1,8 @@
 """Counts of the characters of many lines, and comparison of lines by their normal form.
 
-The normal form of a line ignores case, punctuation and spaces. The signature of a line is a hash
-of the characters of its normal form, in any order. For speed, a Python loop computes a value for
-each distinct character of a text, and NumPy looks it up for all characters.
+The normal form of a line is its text without case, punctuation and spaces. The signature of a line
+is a hash of the characters of its normal form, in any order. For speed, Python computes a value
+only for each distinct character of a text, and NumPy looks it up for all characters.
 """
 
 # In shapes, N is the number of lines, C the number of characters of all lines with their line ends,
@@ -65,7 +65,7 @@ class CharacterStatistics:
         hash_by_code = np.zeros(len(self._counts), np.uint64)
         hash_by_code[self._distinct] = [_hash_character(code) for code in self._distinct.tolist()]
         hashes = hash_by_code.take(self._codes)  # (C,)
-        return np.add.reduceat(hashes, self._starts)  # the sum of each line
+        return np.add.reduceat(hashes, self._starts)  # (N,), the sum over each line
 
 
 def _to_code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
@@ -76,7 +76,8 @@ def _to_code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
     text = "\n".join([*lines, ""])
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
     is_line_end = codes == _LINE_END
-    # a line starts after each line end, and the first line where the last line end wraps around
+    # A line starts after each line end. The shift moves the last line end to the start of the text,
+    # where the first line starts.
     is_start = np.roll(is_line_end, 1)
     return codes, np.flatnonzero(is_start)
 
@@ -104,7 +105,7 @@ def normal_form(text: str) -> str:
 
 @functools.cache
 def _hash_character(code: int) -> int:
-    """Return the sum of the hashes of a character's normal form, for `signatures`."""
+    """Return the hash of a character: the sum of the hashes of its normal form's characters."""
     hashes = [xxhash.xxh3_64_intdigest(char.encode()) for char in normal_form(chr(code))]
     return sum(hashes) % (1 << 64)
 
@@ -113,7 +114,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # searches without the last entry, so that all indices are at most K - 1
+    # (N,), at most K - 1, since the search leaves out the last of the K values
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
@@ -152,17 +153,16 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
 
 _NUM_LISTED = 20  # length of each list of characters in the report
 _MAIN_SHARE = 0.05  # letters of a script with a smaller share of all letters are odd
-_REPLACEMENT = 0xFFFD  # the character in the place of bytes that could not be decoded
+_REPLACEMENT = 0xFFFD  # the character that replaces bytes that are not UTF-8
 # categories of Unicode whose characters are odd in a text, and often have no name
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
 
 
 def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the entries of the report about the characters of one side.
+    """Return the keys of the report about the characters of one side.
 
-    `counts` has the number of each character, by code point.
-
-    A character is covered if the tokenizer encodes it without <unk> and byte tokens.
+    `counts` has the number of each character, by code point. A character is covered if the
+    tokenizer encodes it without <unk> and byte tokens.
     """
     shares = _script_shares(counts)
     odd_reasons = {}  # why a code point is odd
@@ -172,9 +172,9 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
     uncovered = _uncovered_codes(counts, tokenizer)
     total = counts.total()
     num_covered = total - sum(counts[code] for code in uncovered)
-    odd_entries = []
+    odd_characters = []
     for code in _most_frequent(counts, odd_reasons):
-        odd_entries.append({**_describe_character(code, counts), "why": odd_reasons[code]})
+        odd_characters.append({**_describe_character(code, counts), "why": odd_reasons[code]})
     return {
         "characters": total,
         "distinct_characters": len(counts),
@@ -184,7 +184,7 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
             _describe_character(code, counts) for code in _most_frequent(counts, uncovered)
         ],
         "odd_characters": sum(counts[code] for code in odd_reasons),
-        "odd": odd_entries,
+        "odd": odd_characters,
     }
 
 

@@ -23,10 +23,10 @@ from nmt.errors import DataError
 PAIRS_PER_CHUNK = 5_000
 BYTES_PER_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
-"""The text of longer lines is discarded; their positions are kept."""
+"""Longer lines are overlong: they become empty lines, and `Chunk.overlong` lists them."""
 
-# A file is read in blocks of this size, at most MAX_LINE_BYTES. A line that starts and ends in one
-# block is therefore never overlong. Only the line that starts in an earlier block can be.
+# Bytes that are read from a file at once, at most MAX_LINE_BYTES. Of the lines that end in a block,
+# only the first one can therefore be overlong: the others start in the block too.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -40,7 +40,7 @@ class Format(Enum):
 
 @dataclass(frozen=True)
 class DataSource:
-    """Uncompressed files that hold pairs of one corpus, line by line."""
+    """One or more uncompressed files that hold pairs of a corpus, line by line."""
 
     corpus: str  # its name in data.corpora, or ""
     format: Format
@@ -110,8 +110,7 @@ class Chunk:
     num_pairs: int
     lines_by_file: tuple[bytes, ...]  # for each file, `num_pairs` lines, each ended by \n
     overlong: tuple[tuple[int, int], ...]
-    """Line number and file index of each line above MAX_LINE_BYTES. This line is empty in
-    `lines_by_file`."""
+    """Line number and file index of each overlong line. It is empty in `lines_by_file`."""
 
     def locate(self, row: int, file_index: int = 0, byte: int | None = None) -> Location:
         """Return the location of a row (from 0) in a file.
@@ -201,8 +200,8 @@ def _find_span_offsets(
     with explain_read_errors(name), path.open("rb", buffering=0) as file:
         for block in read_blocks(file, name):
             newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            # Row i starts after newline i - 1 of the file. In this block, that is newline
-            # i - 1 - num_line_ends.
+            # Row i starts after newline i - 1 of the file, which is newline i - 1 - num_line_ends
+            # of this block.
             last_row = num_line_ends + len(newlines)
             rows = np.arange(next_row, last_row + 1, pairs_per_span)
             preceding_newlines = newlines[rows - 1 - num_line_ends]
@@ -268,7 +267,7 @@ def _read_source(
                 num_lines = min(num_lines, len(file.line_ends))
             if num_lines == 0:
                 break
-            # the size of a chunk that ends with each line: the sum over files, (num_lines,)
+            # (num_lines,): bytes of all files up to the end of each line
             chunk_bytes = np.sum([file.line_ends[:num_lines] for file in files], axis=0)
             num_fitting = int(np.searchsorted(chunk_bytes, BYTES_PER_CHUNK, side="right"))
             num_pairs = max(1, num_fitting)
@@ -290,7 +289,7 @@ def _read_source(
 
 
 class _LineFile:
-    """Reads one file, from line `first_line` at byte `offset` on, and buffers whole lines."""
+    """Reads one file and buffers whole lines. Line `first_line`, the first one, is at `offset`."""
 
     def __init__(self, path: Path, name: str, first_line: int, offset: int) -> None:
         self._name = name
@@ -310,7 +309,7 @@ class _LineFile:
     def fill_buffer(self) -> None:
         """Read until the buffer holds the lines of the largest chunk, or to the end of the file.
 
-        A chunk then never ends because the buffer does, so chunks do not depend on the block size.
+        So the end of the buffer never ends a chunk, and chunks do not depend on the block size.
         """
         while len(self.line_ends) < PAIRS_PER_CHUNK and len(self._buffer) < BYTES_PER_CHUNK:
             if not self._read_block():
@@ -337,7 +336,7 @@ class _LineFile:
             block = b"\n"  # completes the last line
         text = self._incomplete_line + block
         first_newline = text.find(b"\n")
-        # Only the first line can be overlong: the lines after it lie within one block.
+        # only the first line can be overlong, see `_BLOCK_BYTES`
         if first_newline > MAX_LINE_BYTES:
             self.overlong.append(self._next_line)
             text = text[first_newline:]  # empties the line, but keeps its \n

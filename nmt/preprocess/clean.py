@@ -8,36 +8,38 @@ Every character that is replaced and every pair that is dropped is counted. The 
 - One U+FEFF (BOM) at the start of a line and one \r at its end are removed.
 - Other characters at which tools break lines become spaces.
 - TSV: columns are separated by tabs, without quoting. A line with too few columns is malformed.
-- JSONL: each line is an object, with the fields at the top level or inside "translation", as in
-  datasets of the hub. A line that is not an object, or lacks the text of a field, is malformed.
+- JSONL: each line is an object. Its fields are at the top level, or inside the field "translation",
+  as in datasets of the hub. A line that is not an object, or lacks the text of a field, is
+  malformed.
 - A score is a column of TSV, a field of JSON, or a line of a separate file. A line without a finite
   number as its score is malformed.
 
 Held-out pairs are repaired and never dropped.
 """
 
-# In shapes, N is the number of pairs of a chunk that were not dropped so far.
+# In shapes, N is the number of pairs of a chunk.
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nmt.config import Invalid, PreprocessConfig
 from nmt.errors import DataError
-from nmt.preprocess.chunks import Chunk, Format, Location
+from nmt.preprocess.chunks import Chunk, Format
+from nmt.preprocess.clean_chunk import (
+    NUM_EXAMPLES,
+    CleanChunk,
+    LineError,
+    PairCounts,
+    Scores,
+    sort_by_line,
+)
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Scores = np.ndarray[Any, np.dtype[np.float64]]
-
-NUM_EXAMPLES = 5
 NOT_UTF8 = "not UTF-8"
 MALFORMED = "malformed line"
 OVERLONG = "line too large"
@@ -66,165 +68,14 @@ _REPLACEMENTS = [
     Replacement("U+2028", "\u2028", re.compile("\u2028")),
     Replacement("U+2029", "\u2029", re.compile("\u2029")),
 ]
-# only in strings of JSON, where it is escaped
+# applied to strings of JSON, where line feeds are written as \n
 _LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
-# replaced in held-out pairs alone, since a filter drops training pairs with NUL
+# applied to held-out pairs alone, since a filter drops training pairs with NUL
 _NUL = Replacement("NUL", "\0", re.compile("\0"))
 # links of source and target words, such as 0-0 1-2, or an empty line
 _ALIGNMENT = re.compile(r"(\d{1,5}-\d{1,5}( +\d{1,5}-\d{1,5})*)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_DECODER = json.JSONDecoder(strict=False)  # accepts control characters inside of strings
-
-
-@dataclass
-class PairCounts:
-    """Numbers of pairs that were read, kept and dropped, and of characters that were replaced.
-
-    Counts of chunks add up with `merge`, in the order of reading.
-    """
-
-    read: int = 0
-    kept: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)  # pairs, by reason
-    replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by rule
-    examples: dict[str, list[Location]] = field(default_factory=dict)
-    """The first locations, by reason or rule."""
-
-    def count(
-        self, counter: Counter[str], name: str, number: int, examples: list[Location]
-    ) -> None:
-        """Add `number` to the entry `name` of `counter`, which is `dropped` or `replaced`.
-
-        `examples` are the first locations on one side of a chunk. The two sides are counted one
-        after the other, so old and new examples are sorted by line.
-        """
-        if number:
-            counter[name] += number
-            distinct = dict.fromkeys(self.examples.get(name, []) + examples)
-            by_line = sorted(distinct, key=lambda location: location.line)
-            self.examples[name] = by_line[:NUM_EXAMPLES]
-
-    def merge(self, later: PairCounts) -> None:
-        """Add the counts of the next chunk."""
-        self.read += later.read
-        self.kept += later.kept
-        self.dropped.update(later.dropped)
-        self.replaced.update(later.replaced)
-        for name, examples in later.examples.items():
-            self.examples[name] = (self.examples.get(name, []) + examples)[:NUM_EXAMPLES]
-
-    def reasons(self) -> str:
-        """Return the reasons for dropping, the most frequent first, with counts and an example."""
-        return ", ".join(
-            f"{number} {reason} ({self.examples[reason][0]} first)"
-            for reason, number in self.dropped.most_common()
-        )
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> PairCounts:
-        """Rebuild counts whose `vars` were written as JSON."""
-        examples = {}
-        for name, locations in content["examples"].items():
-            examples[name] = list(map(Location._make, locations))
-        return cls(
-            read=content["read"],
-            kept=content["kept"],
-            dropped=Counter(content["dropped"]),
-            replaced=Counter(content["replaced"]),
-            examples=examples,
-        )
-
-
-@dataclass(frozen=True)
-class LineError:
-    """An invalid line of a chunk."""
-
-    row: int  # index in the chunk
-    side: int  # 0 for the source, 1 for the target, 2 for the alignment; 0 if one file holds all
-    message: str
-    byte: int | None = None  # position of the first invalid byte in the line, from 1
-    other_fields: tuple[str, ...] = ()  # text fields of a JSON object without source and target
-
-
-@dataclass
-class CleanChunk:
-    """The pairs of a chunk that were not dropped."""
-
-    raw_chunk: Chunk
-    src: list[str]
-    tgt: list[str]
-    kept_rows: Rows  # (N,) the position of each pair in `raw_chunk`, from 0
-    counts: PairCounts
-    scores: Scores | None = None  # (N,); None for a source without scores
-    alignments: list[str] | None = None  # the links of each pair, such as 0-0 1-2, if given
-
-    @property
-    def lines(self) -> Rows:
-        """The line number of each pair in its file (N,), from 1."""
-        return self.kept_rows + self.raw_chunk.first_line
-
-    @property
-    def corpus(self) -> str:
-        """The name of the corpus in data.corpora, or ""."""
-        return self.raw_chunk.source.corpus
-
-    def locate(self, error: LineError) -> Location:
-        """Return the location of an error in the user's files."""
-        return self.raw_chunk.locate(error.row, error.side, error.byte)
-
-    def drop(self, reason: str, drop_src: Mask, drop_tgt: Mask | None = None) -> Mask:
-        """Drop the pairs whose source or target is marked, and count them under `reason`.
-
-        The masks have the shape (N,). Returns a mask of the remaining pairs (N,).
-        """
-        is_dropped = drop_src
-        if drop_tgt is not None:
-            is_dropped = drop_src | drop_tgt
-        examples = []
-        for i in np.flatnonzero(is_dropped)[:NUM_EXAMPLES].tolist():
-            side = 0 if drop_src[i] else 1
-            examples.append(self.raw_chunk.locate(int(self.kept_rows[i]), side))
-        return self._remove(reason, is_dropped, examples)
-
-    def drop_errors(self, reason: str, errors: Collection[LineError]) -> None:
-        """Drop the pairs with an error on either side."""
-        error_of_row: dict[int, LineError] = {}
-        for error in _sort_by_line(errors):
-            error_of_row.setdefault(error.row, error)  # keeps the first error
-        is_dropped = np.isin(self.kept_rows, list(error_of_row))
-        example_rows = self.kept_rows[is_dropped][:NUM_EXAMPLES].tolist()
-        examples = [self.locate(error_of_row[row]) for row in example_rows]
-        self._remove(reason, is_dropped, examples)
-
-    def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
-        """Remove and count the marked pairs (N,). Returns a mask of the remaining pairs (N,)."""
-        keep: Mask = ~is_dropped
-        num_dropped = int(is_dropped.sum())
-        if num_dropped:
-            self.counts.kept -= num_dropped
-            self.counts.count(self.counts.dropped, reason, num_dropped, examples)
-            indices = np.flatnonzero(keep).tolist()
-            self.src = [self.src[i] for i in indices]
-            self.tgt = [self.tgt[i] for i in indices]
-            if self.alignments is not None:
-                self.alignments = [self.alignments[i] for i in indices]
-            self.kept_rows = self.kept_rows[keep]
-            if self.scores is not None:
-                self.scores = self.scores[keep]
-        return keep
-
-    def count_repairs(self, reason: str, errors: Collection[LineError], number: int) -> None:
-        """Count repaired errors under `reason`.
-
-        `number` is the number of replaced characters, bytes or lines. An error may have several.
-        """
-        examples = [self.locate(error) for error in _sort_by_line(errors)]
-        self.counts.count(self.counts.replaced, reason, number, examples)
-
-
-def _sort_by_line(errors: Collection[LineError]) -> list[LineError]:
-    """Sort errors by row, and errors in the same row by side."""
-    return sorted(errors, key=lambda error: (error.row, error.side))
 
 
 def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChunk:
@@ -249,10 +100,10 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     invalid = list(reader.invalid.values())
     malformed = list(reader.malformed.values())
     if invalid and config.data.invalid is Invalid.error:
-        _raise_for_invalid(result, _sort_by_line(invalid)[0])
-    # `replace` applies to bytes alone: a missing text has no replacement
+        _raise_for_invalid(result, sort_by_line(invalid)[0])
+    # `Invalid.replace` only replaces bytes, so that a line without a text is an error
     if malformed and config.data.invalid is not Invalid.drop:
-        _raise_for_malformed(result, _sort_by_line(malformed)[0])
+        _raise_for_malformed(result, sort_by_line(malformed)[0])
     if held_out:
         result.count_repairs(OVERLONG, overlong, len(overlong))
         result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
@@ -288,7 +139,7 @@ def _raise_for_malformed(chunk: CleanChunk, error: LineError) -> None:
             f"it has {', '.join(error.other_fields)}; name the fields of source and target, such "
             f"as {chunk.raw_chunk.source.key}.fields=[{src},{tgt}]"
         )
-    raise DataError(f"{chunk.locate(error)}: {error.message}; {advice}")
+    raise DataError(f"{chunk.locate_error(error)}: {error.message}; {advice}")
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
@@ -349,13 +200,11 @@ class _ChunkReader:
         A line without a finite number is malformed, and its score becomes 0.
         """
         source = self._chunk.source
-        side = len(source.paths) - 1  # scores are in the last of several files, or in the only one
-        num_other_files = 2  # source and target
-        if source.has_alignment_file:
-            num_other_files = 3
-        has_score_file = len(source.paths) > num_other_files
+        file_index = len(source.paths) - 1  # scores are in the only file, or in the last one
+        num_text_files = 3 if source.has_alignment_file else 2
+        has_score_file = len(source.paths) > num_text_files
         if has_score_file:
-            lines = self._split(self._decode(side), side)
+            lines = self._split(self._decode(file_index), file_index)
             if source.score is None:
                 self._score_texts = lines
             else:
@@ -374,11 +223,14 @@ class _ChunkReader:
             if not np.isfinite(scores[row]):
                 scores[row] = 0.0
                 message = f"no score, but {repr(text)[:30]}"
-                self.malformed.setdefault(row, LineError(row, side, message))
+                self.malformed.setdefault(row, LineError(row, file_index, message))
         return scores
 
     def forgive_overlong(self) -> None:
-        """Remove overlong lines from the malformed ones, since `clean` counts them as overlong."""
+        """Remove the errors of overlong lines from `malformed`: `clean` counts these on their own.
+
+        A chunk has an empty line in the place of an overlong line.
+        """
         for line, _ in self._chunk.overlong:
             self.malformed.pop(line - self._chunk.first_line, None)
 
@@ -400,15 +252,16 @@ class _ChunkReader:
             return "\n".join(lines)
 
     def _decode_line(self, line: bytes, row: int, side: int) -> str:
-        """Decode a line. If it is not UTF-8, notes its error and replaces the invalid bytes."""
+        """Decode a line. If it is not UTF-8, records an error and replaces the invalid bytes."""
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
             byte = error.start + 1
             message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
             self.invalid[row, side] = LineError(row, side, message, byte)
-            # surrogateescape turns each invalid byte into a surrogate
-            self.num_invalid += len(_SURROGATE.findall(line.decode("utf-8", "surrogateescape")))
+            # has a surrogate for each invalid byte
+            escaped = line.decode("utf-8", "surrogateescape")
+            self.num_invalid += len(_SURROGATE.findall(escaped))
             return line.decode("utf-8", "replace")
 
     def _split(self, text: str, side: int) -> list[str]:
@@ -428,7 +281,7 @@ class _ChunkReader:
         num_columns = max(columns)
         texts: list[list[str]] = [[] for _ in columns]
         for row, line in enumerate(lines):
-            cells = line.split("\t", num_columns)  # the last cell has all further columns
+            cells = line.split("\t", num_columns)  # further columns stay in one cell
             if len(cells) < num_columns:
                 message = f"{len(cells)} of {num_columns} columns"
                 self.malformed[row] = LineError(row, 0, message)
@@ -447,7 +300,7 @@ class _ChunkReader:
         score_texts = []
         for row, line in enumerate(lines):
             outer_record, problem = _parse_json(line)
-            record = _find_texts(outer_record)
+            record = _select_texts(outer_record)
             if score is not None:
                 score_texts.append(_find_score(outer_record, score))
             for i, name in enumerate(fields):
@@ -490,7 +343,7 @@ def _parse_json(line: str) -> tuple[dict[str, Any], str | None]:
     return record, None
 
 
-def _find_texts(record: dict[str, Any]) -> dict[str, Any]:
+def _select_texts(record: dict[str, Any]) -> dict[str, Any]:
     """Return the object whose fields are texts: `translation`, or else the record itself."""
     translation = record.get("translation")
     return translation if isinstance(translation, dict) else record

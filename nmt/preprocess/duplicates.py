@@ -33,12 +33,13 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 COMPARED_UNITS = ("pairs", "sources", "targets")
 """Columns of `hash_sides`: repeats are counted for whole pairs, for sources and for targets."""
 
-# 2^64 / golden ratio. An odd factor maps different hashes to different products. The factor is not
-# 1, so that the hash of a pair changes if its sides are exchanged.
+# Factor of the target's hash in the hash of a pair: 2^64 / golden ratio. It is odd, so that
+# different hashes have different products, and not 1, so that exchanged sides have another hash.
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 PAIRS_PER_FILE = 1 << 19  # a file is written when at least this many pairs are pending
-# The largest files have 16 bytes per pair. Twice this leaves room for the pairs of the last chunk.
-_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE
+# The files with the most bytes have 16 per pair, and the last chunk of a file may exceed
+# PAIRS_PER_FILE. So the limit is twice this size.
+_MAX_FILE_BYTES = 2 * 16 * PAIRS_PER_FILE
 PAIRS_PER_INTERVAL = 1 << 19
 # `forms` has two little-endian numbers of 64 bits in a row, for source and target
 _COLUMN_DTYPES = {"rows": "<u4", "forms": "(2,)<u8", "scores": "<f8"}
@@ -52,7 +53,7 @@ def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
 
 
 def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
-    """Return hashes (N,) of the compared texts: of pairs, sources or targets."""
+    """Return the hashes (N,) of pairs, sources or targets, as `compared` says."""
     if compared is Duplicates.src:
         return _hash(src)
     if compared is Duplicates.tgt:
@@ -69,7 +70,7 @@ def _hash(texts: Sequence[str]) -> Hashes:
 def hash_forms(forms: Sequence[str]) -> Hashes:
     """Return the hashes (N,) of normal forms of sentences, or 0 for an empty form.
 
-    A hash of 0 matches no held-out sentence: held-out sentences with empty forms are not hashed.
+    0 is never among the hashes of held-out sentences, which leave out empty forms.
     """
     hashes = _hash(forms)
     hashes[hashes == _hash([""])] = 0
@@ -107,9 +108,9 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         """Add the hashes (N,) of pairs, to find duplicates.
 
         `rows` (N,) are the numbers of the pairs in the span, in increasing order. `forms` (N, 2)
-        are the results of `hash_forms` for source and target: `find_duplicates` recognizes
-        held-out sentences by them. Of equal pairs, `find_duplicates` keeps the one with the
-        highest of `scores` (N,).
+        are the results of `hash_forms` for source and target, by which `find_duplicates` recognizes
+        held-out sentences. Of equal pairs, it keeps the pair with the highest score in `scores`
+        (N,).
         """
         columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
         if forms is not None:
@@ -119,7 +120,7 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         self._add(columns)
 
     def _add(self, columns: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Add the columns of some pairs. Writes a file if there are enough pairs."""
+        """Add columns of pairs. Writes a file if at least `PAIRS_PER_FILE` pairs are pending."""
         for name, column in columns.items():
             self._pending.setdefault(name, []).append(column)
         self._num_pending += len(columns["pairs"])
@@ -152,7 +153,8 @@ def count_repeats(folder: Path) -> dict[str, int]:
     for column in COMPARED_UNITS:
         for slices in _read_intervals(list(folder.glob(f"*.{column}"))):
             hashes = np.sort(np.concatenate([hash_slice.hashes for hash_slice in slices]))
-            num_repeats[column] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
+            is_repeat = hashes[1:] == hashes[:-1]  # equal to the hash before
+            num_repeats[column] += int(np.count_nonzero(is_repeat))
     return num_repeats
 
 
@@ -162,8 +164,8 @@ def find_duplicates(
     """Write the rows of each task that repeat a pair to `TASK.seen` in `folder`.
 
     Of equal pairs, all but one are repeats. The first pair stays, or with `has_scores` the first
-    pair with the highest score. Ignores pairs with a sentence in `held_out`, the hashes of normal
-    forms: the filter of held-out sentences drops these pairs.
+    pair with the highest score. `held_out` has the hashes of the normal forms of held-out
+    sentences. Pairs with such a sentence are ignored, since another filter drops them.
     """
     for path in folder.glob("*.seen"):  # left by an interrupted run
         path.unlink()
@@ -180,8 +182,8 @@ def find_duplicates(
             rows = rows[is_relevant]
             tasks = tasks[is_relevant]
             scores = scores[is_relevant]
-        # `lexsort` takes the most important key last. It sorts by hash, then from the highest score
-        # down, and keeps the reading order of equal pairs.
+        # Sorts by hash, which is the last key, then from the highest score down. Pairs with equal
+        # keys stay in reading order.
         order = np.lexsort((-scores, hashes))  # (N,), indices of pairs
         sorted_hashes = hashes[order]
         is_equal = sorted_hashes[1:] == sorted_hashes[:-1]  # (N - 1,), equal to the pair before

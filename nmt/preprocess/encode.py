@@ -1,9 +1,9 @@
 """Encode the pairs of a span into a shard of token ids, with counts for the report.
 
-Lines are encoded word by word if possible: each distinct word is segmented once and then looked up.
-The ids are those that SentencePiece gives for whole lines if three conditions hold. The model is
-BPE, no piece crosses a space, and SentencePiece normalizes spaces by its default rules.
-`cuts_at_spaces` tests these conditions.
+For speed, lines are encoded word by word if possible: each distinct word is segmented once and then
+looked up. SentencePiece gives the same ids for whole lines under three conditions, which
+`cuts_at_spaces` tests: the model is BPE, no piece crosses a space, and SentencePiece normalizes
+spaces by its default rules.
 """
 
 # In shapes, N is the number of lines or pairs of a chunk and V the size of the vocabulary.
@@ -27,11 +27,12 @@ from nmt.data.word_links import mark_word_starts, parse_links
 from nmt.errors import DataError
 from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import Chunk, Span
-from nmt.preprocess.clean import CleanChunk, clean
+from nmt.preprocess.clean import clean
+from nmt.preprocess.clean_chunk import CleanChunk
 from nmt.preprocess.duplicates import HashWriter, hash_sides, read_repeats
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import collect_lines, read_held_out, read_taken_lines
-from nmt.preprocess.statistics import PLAIN, HeldOut, Statistics, count_chunk, token_kinds
+from nmt.preprocess.statistics import PLAIN, HeldOutFinder, Statistics, count_chunk, token_kinds
 from nmt.preprocess.workspace import Job, Task
 from nmt.runtime.files import replace_file
 
@@ -50,7 +51,7 @@ class ShardEncoder:
             splits themselves, whose pairs are never dropped.
     """
 
-    def __init__(self, job: Job, held_out: HeldOut | None) -> None:
+    def __init__(self, job: Job, held_out: HeldOutFinder | None) -> None:
         tokenizers = load_tokenizers(job.work.plan)
         self._job = job
         self._held_out = held_out
@@ -148,8 +149,9 @@ class ShardEncoder:
         """Return the links of each pair as numbers: source word, target word, and so forth.
 
         The user's files count words without the tag of the corpus. A data folder counts the words
-        of the tag too. A pair gets no links if normalization changes the number of its words.
-        Raises `DataError` for a link of a word that does not exist.
+        of the tag too. A pair gets no links if its pieces form another number of words than its
+        text, as after some normalizations. Raises `DataError` for a link of a word that does not
+        exist.
         """
         assert chunk.alignments is not None
         tags = chunk.raw_chunk.source.tags
@@ -161,11 +163,10 @@ class ShardEncoder:
             links = parse_links(line)  # (L, 2): source word and target word of L links
             num_words = [src_words.in_text[i], tgt_words.in_text[i]]
             if (links >= num_words).any():
-                row = int(chunk.kept_rows[i])
-                side = chunk.raw_chunk.source.alignment_file_index
+                location = chunk.locate_pair(i, chunk.raw_chunk.source.alignment_file_index)
                 raise DataError(
-                    f"{chunk.raw_chunk.locate(row, side)}: a link is beyond the words of the "
-                    "pair, which count from 0; align the text again"
+                    f"{location}: a link is beyond the words of the pair, which count from 0; "
+                    "align the text again"
                 )
             has_same_words = src_words.is_unchanged[i] and tgt_words.is_unchanged[i]
             if not has_same_words:
@@ -179,9 +180,9 @@ class ShardEncoder:
 class WordCounts(NamedTuple):
     """The words of one side of N pairs."""
 
-    in_text: list[int]  # numbers of words, which spaces separate, without the tag
-    is_unchanged: Array  # (N,), whether the pieces have as many words as the text
-    num_tag_words: int  # number of words of the tag
+    in_text: list[int]  # number of words of each line, separated by spaces, without the tag
+    is_unchanged: Array  # (N,), whether the pieces of a line form as many words as its text
+    num_tag_words: int
 
 
 class WordCounter:
@@ -192,12 +193,10 @@ class WordCounter:
         self._is_start = mark_word_starts(tokenizer)  # (V,)
 
     def count(self, lines: Sequence[str], ids: EncodedLines, tag: str) -> WordCounts:
-        """Count the words of N lines without tag. `ids` begin with the tag."""
+        """Count the words of N lines without tag. The ids of each line begin with the tag."""
         num_tag_words = int(self._is_start[self._tokenizer.encode(tag)].sum())
         in_text = [len(line.split()) for line in lines]
-        # number of word starts before each piece, and in total
-        num_starts = _to_offsets(self._is_start[ids.flat])
-        in_pieces = np.diff(num_starts[ids.offsets]) - num_tag_words  # (N,)
+        in_pieces = _count_in_lines(self._is_start[ids.flat], ids) - num_tag_words  # (N,)
         return WordCounts(in_text, in_pieces == in_text, num_tag_words)
 
 
@@ -222,9 +221,8 @@ class EncodedLines(NamedTuple):
         """Return the ids of the lines that `keep` (N,) marks."""
         if keep.all():
             return self
-        return EncodedLines(
-            self.flat[np.repeat(keep, self.lengths)], _to_offsets(self.lengths[keep])
-        )
+        is_kept_id = np.repeat(keep, self.lengths)  # for each id in `flat`
+        return EncodedLines(self.flat[is_kept_id], _to_offsets(self.lengths[keep]))
 
 
 def _to_offsets(lengths: Sequence[int] | Array) -> Array:
@@ -232,12 +230,18 @@ def _to_offsets(lengths: Sequence[int] | Array) -> Array:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
+def _count_in_lines(flags: Array, lines: EncodedLines) -> Array:
+    """Return how many ids of each line have a flag, (N,). `flags` has one for each id."""
+    counts = _to_offsets(flags)  # number of flags before each id, followed by the number of all
+    return np.diff(counts[lines.offsets])
+
+
 class DocumentContext:
     """Joins each pair of a chunk with the pairs before it, for models that translate documents.
 
-    Line i of a file is joined with up to i mod (data.context + 1) lines. The model thus learns to
-    use any number of lines up to `data.context`. An empty or dropped line ends the context. The
-    joined lines never exceed `max_length`.
+    The context of line i of a file has up to i mod (data.context + 1) lines, so that the model
+    learns to use any number of lines up to `data.context`. It ends at an empty or dropped line, and
+    before the joined lines would exceed `max_length`.
 
     Args:
         chunk: the pairs.
@@ -254,7 +258,7 @@ class DocumentContext:
         config: PreprocessConfig,
     ) -> None:
         tags = chunk.raw_chunk.source.tags
-        # lists with an item for each side
+        # these lists have a value for the source and one for the target
         self._tags = [tags.src, tags.tgt]
         src_tag_ids = tokenizers[0].encode(tags.src)
         tgt_tag_ids = tokenizers[1].encode(tags.tgt)
@@ -272,7 +276,7 @@ class DocumentContext:
             earliest = max(i - max_context, 0)
             for j in reversed(range(earliest, i)):  # from the nearest pair back
                 total_lengths = total_lengths + lengths_with_separator[j]
-                has_gap = line_numbers[j] + 1 != line_numbers[j + 1]
+                has_gap = line_numbers[j] + 1 != line_numbers[j + 1]  # a dropped line
                 has_empty_side = 0 in text_lengths[j : j + 2]  # in line j or the line after it
                 if has_gap or has_empty_side or total_lengths.max() > config.max_length:
                     break
@@ -281,14 +285,15 @@ class DocumentContext:
 
     def join_ids(self, ids: EncodedLines, side: int) -> EncodedLines:
         """Return the ids of all lines with their context."""
-        lines = np.split(ids.flat, ids.offsets[1:-1])
+        lines = np.split(ids.flat, ids.offsets[1:-1])  # an array of ids for each line
         separator = np.array(self._separator_ids[side], dtype=ids.flat.dtype)
         arrays = [ids.flat[:0]]  # sets the dtype of the result if there are no lines
         lengths = []
         for i, start in enumerate(self._starts):
-            document = [lines[start]]  # arrays of ids; only the first line keeps its tag
+            document = [lines[start]]  # with its tag
             for line in lines[start + 1 : i + 1]:
-                document += [separator, line[self._tag_lengths[side] :]]
+                line_without_tag = line[self._tag_lengths[side] :]
+                document += [separator, line_without_tag]
             arrays += document
             lengths.append(sum(map(len, document)))
         return EncodedLines(np.concatenate(arrays), _to_offsets(lengths))
@@ -308,14 +313,15 @@ class LineEncoder:
         self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"  # 2 or 4 bytes per id
         self.token_kinds = token_kinds(tokenizer)  # (V,)
         self._encodes_words = cuts_at_spaces(tokenizer)
-        # The ids of each word, as bytes. EOS marks the end of a line, since no text contains it.
+        # The ids of each word, as bytes. The "word" for the end of a line has the id EOS, which no
+        # text has.
         self._ids_by_word = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
         self._older_ids_by_word: dict[str, bytes] = {}
 
     def encode(self, lines: list[str]) -> EncodedLines:
-        """Return the ids of N lines without line breaks."""
+        """Return the ids of N lines. No line contains a line break."""
         text = "".join([f"{line} {_END_OF_LINE} " for line in lines])
-        # SentencePiece takes "▁" for a space, at which `split` would not divide a line.
+        # SentencePiece also ends a word at "▁", where `split` does not
         if not self._encodes_words or _SPACE in text:
             ids = self._tokenizer.encode_batch(lines, num_threads=1)
             flat = np.array(array(self._typecode, chain.from_iterable(ids)))
@@ -326,7 +332,7 @@ class LineEncoder:
         flat = np.frombuffer(b"".join(ids_of_words), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)  # (N,)
-        ends_without_eos = ends - np.arange(len(ends))  # i EOS precede the end of line i
+        ends_without_eos = ends - np.arange(len(ends))  # line i ends after i other lines with EOS
         return EncodedLines(flat[~is_end], np.concatenate([[0], ends_without_eos]))
 
     def _learn_words(self, words: set[str]) -> None:
@@ -350,9 +356,7 @@ class LineEncoder:
 
     def count_unknown(self, ids: EncodedLines) -> Array:
         """Return the number of unknown and byte tokens of each line, (N,)."""
-        is_unknown = self.token_kinds[ids.flat] != PLAIN
-        num_unknown = _to_offsets(is_unknown)  # number of unknown ids before each id, and in total
-        return np.diff(num_unknown[ids.offsets])
+        return _count_in_lines(self.token_kinds[ids.flat] != PLAIN, ids)
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
@@ -386,10 +390,10 @@ def make_encoding_task(job: Job) -> Task:
     taken_set = LineSet(taken_lines) if taken_lines else None
     drops_duplicates = config.filter.drops_duplicates
     held_out_lines = {split: collect_lines(chunks) for split, chunks in read_held_out(job).items()}
-    encoder = ShardEncoder(job, HeldOut(held_out_lines))
+    encoder = ShardEncoder(job, HeldOutFinder(held_out_lines))
 
     def encode_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
-        repeats = None  # (num_pairs,), whether a pair of the span repeats an earlier pair
+        repeats = None  # (span.num_pairs,), whether each pair of the span repeats another pair
         if drops_duplicates:
             repeats = read_repeats(job.work.hashes, span.index_overall, span.num_pairs)
 
@@ -404,7 +408,7 @@ def make_encoding_task(job: Job) -> Task:
                 yield chunk
 
         with HashWriter(job.work.hashes, span.index_overall) as hash_writer:
-            # If repeats are not dropped, the report counts them by these hashes.
+            # if duplicates are not dropped, the report counts them by these hashes
             hashes = None if drops_duplicates else hash_writer
             statistics, shards = encoder.write(
                 span.name,

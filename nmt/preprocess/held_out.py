@@ -20,7 +20,8 @@ from nmt.data.languages import corpus_direction
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import DataSource, Format, Span, read_chunks, read_span
-from nmt.preprocess.clean import CleanChunk, clean
+from nmt.preprocess.clean import clean
+from nmt.preprocess.clean_chunk import CleanChunk
 from nmt.preprocess.scan import NUM_KEYS, KeyLimits, scan
 from nmt.preprocess.workspace import Job, read_records
 from nmt.runtime.files import replace_json
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")
 # The corpora and the sentences of all sets. Written to the plan folder when the sets are complete.
 _TAKEN_FILE = "taken.json"
-_SPARE_CANDIDATES = 1000  # replace candidates that are skipped since they share a sentence
+_SPARE_CANDIDATES = 1000  # more candidates than pairs, since some are skipped for shared sentences
 # Chinese and Japanese have no spaces, so each of their characters counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _SWAP_MARGIN = 0.2
@@ -68,7 +69,7 @@ def held_out_key_limit(sizes: Mapping[str, float], num_pairs: int) -> int:
 
 
 def _num_candidates(num_pairs: float) -> int:
-    """Return how many candidates suffice to choose `num_pairs` pairs without shared sentences."""
+    """Return a number of candidates that probably have `num_pairs` without shared sentences."""
     return 2 * int(num_pairs) + _SPARE_CANDIDATES
 
 
@@ -144,9 +145,10 @@ def _read_candidates(
     """Return the candidates by key. If the first scan found too few, scans again for all pairs."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    are_shares = total_size < 1  # `held_out_key_limit` is exact for shares
-    has_all_pairs = are_shares or limits.held_out_below == NUM_KEYS
-    if not has_all_pairs and len(candidates) < _num_candidates(total_size):
+    # If sizes are shares of the text, the limit of the first scan is exact.
+    are_shares = total_size < 1
+    has_all_candidates = are_shares or limits.held_out_below == NUM_KEYS
+    if not has_all_candidates and len(candidates) < _num_candidates(total_size):
         stage = f"{stage} for held-out pairs"
         scan(job, spans, stage, replace(limits, held_out_below=NUM_KEYS))
         candidates = _merge_candidates(job, spans, stage)
@@ -243,7 +245,7 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
             if find_languages(chunk.corpus) == find_languages(corpus):
                 comparable_chunks.append(chunk)
         src, tgt = collect_lines(comparable_chunks)
-        # the mean of both sides
+        # shares of known words, the mean of both sides
         straight_share = (known_share(src, train.src) + known_share(tgt, train.tgt)) / 2
         swapped_share = (known_share(src, train.tgt) + known_share(tgt, train.src)) / 2
         if swapped_share - straight_share > _SWAP_MARGIN:

@@ -2,8 +2,8 @@
 
 One scan of the training text suffices for all three, unless the filters drop unusually many pairs.
 The results are stored in the plan folder, so that an interrupted run does not repeat this work.
-Every key in this file is a sample key: a hash of the number of a pair (see `scan.py`). The sample
-consists of the pairs with the smallest keys.
+In this file, a key is a sample key: a hash of the number of a pair (see `scan.py`). The sample for
+the tokenizers consists of the pairs with the smallest keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nmt.data.vocabulary import ReadSide, open_tokenizers, train_tokenizers
 from nmt.errors import DataError
 from nmt.preprocess.characters import LineSet, normal_form
 from nmt.preprocess.chunks import Span
-from nmt.preprocess.clean import PairCounts
+from nmt.preprocess.clean_chunk import PairCounts
 from nmt.preprocess.duplicates import find_duplicates, hash_forms
 from nmt.preprocess.filters import no_pairs_left_error
 from nmt.preprocess.held_out import (
@@ -97,7 +97,7 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
 def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
     """Return limits of keys for the first scan.
 
-    The pairs below them suffice, unless the filters drop unusually many.
+    The pairs below the limits suffice, unless the filters drop unusually many.
     """
     num_pairs = sum(span.num_pairs for span in spans)
     sample_below = 0
@@ -176,7 +176,8 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
     pair_files = _pair_files(job, spans)
     stage = _STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # If a second scan was interrupted, some files already have more keys, which do not count here.
+    # An interrupted second scan may have written more keys to some files. Without the keys of the
+    # other files, they do not count.
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_STAGE} for the sample"
@@ -238,8 +239,11 @@ def _find_taken(pair_file: Path, num_pairs: int, taken_set: LineSet) -> list[int
     taken_pairs: list[int] = []
     with _open_pairs(pair_file, num_pairs) as stream:
         for start in range(0, num_pairs, _BLOCK_PAIRS):
-            lines = [line.removesuffix("\n") for line in itertools.islice(stream, 2 * _BLOCK_PAIRS)]
-            is_taken = taken_set.contains(lines[::2]) | taken_set.contains(lines[1::2])
+            block = itertools.islice(stream, 2 * _BLOCK_PAIRS)
+            lines = [line.removesuffix("\n") for line in block]
+            src = lines[::2]
+            tgt = lines[1::2]
+            is_taken = taken_set.contains(src) | taken_set.contains(tgt)
             taken_pairs += (start + np.flatnonzero(is_taken)).tolist()
     return taken_pairs
 

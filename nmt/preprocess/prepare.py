@@ -23,7 +23,7 @@ from nmt.data.shards import ShardFile
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import DataSource, Span, find_spans
-from nmt.preprocess.clean import CleanChunk, PairCounts
+from nmt.preprocess.clean_chunk import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, make_encoding_task
 from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left_error
@@ -75,7 +75,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
             work.check_replacement(sum(span.num_pairs for span in spans))
         job = scan_training_text(job, spans)  # adds the held-out sets that come from this text
         held_out_chunks = read_held_out(job)
-        # pairs taken out of the training text have its sides, so only other pairs are checked
+        # validation pairs from the training text cannot show that its sides are swapped
         if config.data.valid.num_pairs is None:
             warn_of_swapped_sides(job, spans, held_out_chunks["valid"])
         tokenizers = prepare_encoding(job, spans)
@@ -191,8 +191,8 @@ def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
             100 * dropped.total() / total.read,
             dropped.most_common(1)[0][0],
-            total.reasons(),
+            total.list_reasons(),
         )
     elif total.kept < total.read:
         percent = 100 * (1 - total.kept / total.read)
-        log.info("dropped %.1f %% of the training pairs: %s", percent, total.reasons())
+        log.info("dropped %.1f %% of the training pairs: %s", percent, total.list_reasons())

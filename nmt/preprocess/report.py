@@ -32,8 +32,8 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
 # scripts of languages that do not separate words by spaces
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# For each unit: the value of filter.duplicates that drops its repeats, and a share of the training
-# pairs. If more of them repeat an earlier pair, source or target, the report advises the value.
+# For pairs, sources and targets: the value of filter.duplicates that drops repeats of them, and the
+# share of repeats in the training pairs above which the report advises this value.
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")
@@ -97,7 +97,7 @@ def _summarize_split(statistics: Statistics, tokenizers: Tokenizers) -> Report:
     summary = _summarize(statistics)
     summary["src"] |= describe_characters(statistics.src.characters, tokenizers.src)
     summary["tgt"] |= describe_characters(statistics.tgt.characters, tokenizers.tgt)
-    src_bins, tgt_bins, counts = _length_bins(statistics)
+    src_bins, tgt_bins, counts = _count_by_bins(statistics)
     summary["src"]["lengths"] = _describe_lengths(src_bins, counts, statistics.src.longest)
     summary["tgt"]["lengths"] = _describe_lengths(tgt_bins, counts, statistics.tgt.longest)
     return summary
@@ -141,8 +141,8 @@ def _ratio(numerator: float, denominator: float) -> float:
     return round(numerator / denominator, 6) if denominator else 0.0
 
 
-def _length_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
-    """Return source bins (K,), target bins (K,) and numbers of pairs (K,).
+def _count_by_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
+    """Return source bins (K,), target bins (K,), and the number of pairs with these bins (K,).
 
     K is the number of combinations of a source bin and a target bin that occur.
     """
@@ -153,10 +153,10 @@ def _length_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
 
 def _count_steep_pairs(statistics: Statistics) -> int:
     """Estimate how many pairs have one side with `_STEEP_RATIO` times the tokens of the other."""
-    src_bins, tgt_bins, counts = _length_bins(statistics)
+    src_bins, tgt_bins, counts = _count_by_bins(statistics)
     starts = bin_starts()
     middles = (starts[:-1] + starts[1:] - 1) // 2  # middle length of each bin, in tokens
-    # the middle of the last bin may be longer than the longest line
+    # at most the longest line, since the middle of its bin may be longer
     src = np.minimum(middles[src_bins], statistics.src.longest)
     tgt = np.minimum(middles[tgt_bins], statistics.tgt.longest)
     is_steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP_RATIO
@@ -166,15 +166,15 @@ def _count_steep_pairs(statistics: Statistics) -> int:
 def _describe_lengths(bins: Ints, counts: Ints, longest: int) -> Report:
     """Return quantiles and a histogram of the lengths of one side. Lengths include EOS.
 
-    `bins` (K,) are bins of lengths, and `counts` (K,) the numbers of pairs. A bin may occur several
-    times. `longest` is the largest length.
+    `bins` (K,) are bins of lengths, in which a bin may occur several times, and `counts` (K,) the
+    numbers of their pairs. `longest` is the largest length.
     """
     starts = bin_starts()[:-1]
     num_lengths = longest + 1  # lengths start at 0
     bar_width = math.ceil(num_lengths / _MAX_HISTOGRAM_BARS)
     bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
     pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
-    running_sums = np.cumsum(pairs_by_bin)  # number of pairs up to and with each bin
+    running_sums = np.cumsum(pairs_by_bin)  # number of pairs in each bin and the bins before it
     lengths: Report = {"bar_width": bar_width, "bars": bars.tolist()}
     for name, share in _QUANTILES.items():
         quantile_bin = np.searchsorted(running_sums, share * running_sums[-1])
@@ -347,9 +347,9 @@ def report_table(report: Report) -> str:
     if num_more > 0:
         advice.append(("!", f"and {num_more} more, in report.json"))
     tables = [_counts_table(report)]
-    for entries in (list(_details(report)), advice):
-        if entries:
-            tables.append(_entry_table(entries))
+    for rows in (list(_list_details(report)), advice):
+        if rows:
+            tables.append(_text_table(rows))
     return "\n\n".join(tables)
 
 
@@ -380,27 +380,29 @@ def _counts_table(report: Report) -> str:
     return table
 
 
-def _entry_table(entries: list[tuple[str, str]]) -> str:
-    """Return a table of names and texts. A name in several rows is shown in the first one only.
+def _text_table(rows: list[tuple[str, str]]) -> str:
+    """Return a table of names and texts. Of consecutive equal names, only the first is shown.
 
     The name "!", which marks advice, is always shown.
     """
-    rows = []
+    shown_rows = []
     previous = ""
-    for name, text in entries:
+    for name, text in rows:
         if name != previous or name == "!":
-            rows.append([name, text])
+            shown_rows.append([name, text])
         else:
-            rows.append(["", text])
+            shown_rows.append(["", text])
         previous = name
     # a line has at most 100 columns, and 2 of them separate name and text
-    max_widths = [None, 98 - max(len(name) for name, _ in entries)]
-    table: str = tabulate(rows, tablefmt="plain", maxcolwidths=max_widths, disable_numparse=True)
+    max_widths = [None, 98 - max(len(name) for name, _ in rows)]
+    table: str = tabulate(
+        shown_rows, tablefmt="plain", maxcolwidths=max_widths, disable_numparse=True
+    )
     return table
 
 
-def _details(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the entries below the table of counts, as name and text."""
+def _list_details(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each row below the table of counts."""
     train = report["train"]
     for key in ("dropped", "replaced"):
         for split in _splits_of(report):
@@ -429,7 +431,7 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _list_reasons(summary: Report, key: str, split: str) -> Iterator[str]:
-    """Yield each reason for dropped pairs, or kind of replaced characters, with its number."""
+    """Yield each key of `summary[key]`, which is `dropped` or `replaced`, with its number."""
     for reason, number in sorted(summary[key].items(), key=lambda item: (-item[1], item[0])):
         text = f"{reason} {number:,}"
         if key == "dropped":

@@ -27,7 +27,8 @@ import xxhash
 
 from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import Chunk, Span
-from nmt.preprocess.clean import CleanChunk, PairCounts, clean
+from nmt.preprocess.clean import clean
+from nmt.preprocess.clean_chunk import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import HashWriter, hash_duplicates, hash_forms
 from nmt.preprocess.filters import drop_by_text
 from nmt.preprocess.workspace import Job, Task, run_stage
@@ -40,7 +41,7 @@ MAX_KEY = NUM_KEYS - 1  # the largest limit that fits into uint64
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """The limits of the keys: a scan writes the pairs with a smaller key. 0 means none."""
+    """The limits of the keys: a scan writes the pairs with a smaller key, and none if it is 0."""
 
     sample_below: int  # limit of sample keys, at most MAX_KEY
     held_out_below: int  # limit of held-out keys, at most NUM_KEYS, which is above all keys
@@ -83,8 +84,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                # (N, 2), by which `find_duplicates` recognizes pairs with a held-out sentence
-                form_hashes = None
+                form_hashes = None  # (N, 2), for `HashWriter.add_rows`
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
                     tgt_forms = [normal_form(line) for line in chunk.tgt]
@@ -97,7 +97,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     rows = pair_numbers - span.first_pair  # (N,), indices in the span
                     scores = chunk.scores
                     if scores is None and config.data.has_scores:
-                        # an equal pair of a corpus with scores is preferred to this pair
+                        # of equal pairs, one of a corpus with scores is kept
                         scores = np.full(len(rows), -np.inf)
                     hash_writer.add_rows(pair_hashes, rows, form_hashes, scores)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:

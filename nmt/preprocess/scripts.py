@@ -11,7 +11,7 @@ import regex  # type: ignore[import-untyped]
 
 from nmt.errors import ConfigError
 
-# scripts that are used in newspapers, with their codes in ISO 15924
+# the names of common scripts, with their codes in ISO 15924
 _ISO_15924 = """
 Latin Latn, Greek Grek, Cyrillic Cyrl, Armenian Armn, Georgian Geor, Hebrew Hebr, Arabic Arab,
 Syriac Syrc, Thaana Thaa, Devanagari Deva, Bengali Beng, Gurmukhi Guru, Gujarati Gujr, Oriya Orya,
@@ -21,7 +21,7 @@ Katakana Kana, Bopomofo Bopo, Han Hani, Tifinagh Tfng, Cherokee Cher"""
 _ISO_CODES = dict(item.split() for item in _ISO_15924.split(","))
 _OTHER = "Other"  # any script that is not in the list
 SCRIPTS = (*_ISO_CODES, _OTHER)
-SCRIPT_BY_NUMBER = ("", *SCRIPTS)  # 0 is the number of characters without a script
+SCRIPT_BY_NUMBER = ("", *SCRIPTS)  # characters without a script have the number 0
 
 # the languages that are written in these scripts
 _LANGUAGES = """
@@ -77,9 +77,9 @@ def script_numbers() -> np.ndarray[Any, np.dtype[np.uint8]]:
     Only letters have a script. Superscript letters such as the ordinal ª, and letters that several
     scripts share, have none.
     """
-    # leaves out surrogates, which cannot be decoded; there are no letters from 0x40000 on
-    code_points = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")
-    all_characters = code_points.tobytes().decode("utf-32-le")
+    # without the surrogates, which cannot be decoded; there are no letters from 0x40000 on
+    code_points = [*range(0xD800), *range(0xE000, 0x40000)]
+    all_characters = "".join(map(chr, code_points))
     excluded = r"[\p{Decomposition_Type=Super}\p{Script=Common}\p{Script=Inherited}]"
     letters = "".join(regex.findall(rf"(?V1)[\p{{L}}--{excluded}]+", all_characters))
     numbers = np.zeros(0x110000, np.uint8)

@@ -119,7 +119,7 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
 
 
 def has_split(config: DataConfig, split: str) -> bool:
-    """Return whether the settings name text for `split` (train, valid or test)."""
+    """Return whether the settings name a text for `split` (train, valid or test)."""
     if config.corpus is not Corpus.files:
         return True
     if split == "train" and config.corpora:
@@ -128,7 +128,7 @@ def has_split(config: DataConfig, split: str) -> bool:
 
 
 def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[DataSource]:
-    """List the sources of a split, sorted by corpus. Writes text to `spool_dir` where necessary.
+    """List the sources of a split, sorted by corpus. Spools text to `spool_dir` where necessary.
 
     The list is empty for a held-out set that is taken out of the training text. Raises `DataError`
     or `ConfigError` before reading if a file of any split is missing.
@@ -282,11 +282,13 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
     for src_name, tgt_name in zip(src, tgt, strict=True):
         src_matches = match_files(src_name)
         tgt_matches = match_files(tgt_name)
+        # the keys are the texts for the wildcards
         if src_matches.keys() == tgt_matches.keys():
-            file_pairs += [(file, tgt_matches[texts]) for texts, file in src_matches.items()]
+            file_pairs += [(src_matches[texts], tgt_matches[texts]) for texts in src_matches]
         elif src_matches.keys().isdisjoint(tgt_matches):  # for example, part-*.en and teil-1.de
             src_files = list(src_matches.values())
-            file_pairs += _pair_in_order(src_files, list(tgt_matches.values()), "src and tgt")
+            tgt_files = list(tgt_matches.values())
+            file_pairs += _pair_in_order(src_files, tgt_files, "src and tgt")
         else:
             unpaired = [src_matches[texts] for texts in src_matches if texts not in tgt_matches]
             unpaired += [tgt_matches[texts] for texts in tgt_matches if texts not in src_matches]
@@ -297,6 +299,7 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
 
 
 def _pair_in_order(src: list[str], tgt: list[str], key: str) -> list[tuple[str, ...]]:
+    """Pair the i-th files. Raises a `DataError` that names `key` if the numbers differ."""
     if len(src) != len(tgt):
         raise DataError(
             f"{key}: {len(src)} source files ({src[0]} ...), {len(tgt)} target files "
@@ -375,8 +378,8 @@ def _spool_blocks(paths: Sequence[Path], blocks: Iterable[Sequence[bytes]]) -> N
 def spool(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file to write to. It replaces `path` if the block ends without an exception.
 
-    If the content is the same as before an interruption, `path` keeps its modification time, so
-    that results of the interrupted run stay valid.
+    If `path` already has the same content, it keeps its modification time, so that results of an
+    interrupted run stay valid.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")

@@ -2,10 +2,10 @@
 
 Each chunk is counted on its own. The sums do not depend on the division into chunks.
 
-A training pair may match a row of a held-out set by its source ("sources"), by its target
-("targets"), or by both ("pairs"): these are the units. There are two match levels. Texts that are
-equal match at the level "exact". Texts with equal normal forms match at the level "normalised", so
-an exact match is counted at both levels.
+A training pair and a pair of a held-out set are compared in three ways, called units: by their
+sources ("sources"), by their targets ("targets"), and by both ("pairs"). At the match level
+"exact", texts match if they are equal; at the level "normalised", if their normal forms are equal.
+So an exact match is counted at both levels.
 """
 
 # In shapes, N is the number of pairs of a chunk and V the size of the vocabulary.
@@ -22,14 +22,14 @@ import numpy as np
 from nmt.data.shards import FlatIds
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_among, normal_form
-from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
+from nmt.preprocess.clean_chunk import NUM_EXAMPLES, CleanChunk, PairCounts
 
 NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
 _BINS_PER_OCTAVE = 16
-_NUM_OCTAVES = 12  # the last bin starts just below a million tokens
+_NUM_OCTAVES = 12  # the last bin starts at about a million tokens
 NUM_BINS = NUM_EXACT_LENGTHS + _NUM_OCTAVES * _BINS_PER_OCTAVE
 MATCH_LEVELS = ("exact", "normalised")
-# kinds of tokens
+# kinds of tokens, as `token_kinds` returns them
 PLAIN = 0
 _UNKNOWN = 1
 _BYTE = 2
@@ -39,7 +39,7 @@ LinesBySide = tuple[Sequence[str], Sequence[str]]  # source lines, target lines
 
 
 class _SplitTables(NamedTuple):
-    """The rows of a held-out split by their source and by their target, at one match level."""
+    """Where texts occur in a held-out split, at one match level: the rows with each text."""
 
     by_src: RowsByText
     by_tgt: RowsByText
@@ -56,22 +56,22 @@ class SideStatistics:
     longest: int = 0  # length of the longest line in tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # the keys are code points
 
-    def merge(self, later: SideStatistics) -> None:
+    def merge(self, other: SideStatistics) -> None:
         """Add the counts of the next text."""
-        self.tokens += later.tokens
-        self.words += later.words
-        self.unknown_tokens += later.unknown_tokens
-        self.byte_tokens += later.byte_tokens
-        self.longest = max(self.longest, later.longest)
-        self.characters.update(later.characters)
+        self.tokens += other.tokens
+        self.words += other.words
+        self.unknown_tokens += other.unknown_tokens
+        self.byte_tokens += other.byte_tokens
+        self.longest = max(self.longest, other.longest)
+        self.characters.update(other.characters)
 
 
 @dataclass
 class Overlap:
     """The matches of training pairs with a held-out split, at one match level and for one unit."""
 
-    matches: int = 0  # number of training pairs that match
-    rows: set[int] = field(default_factory=set)  # rows of the split that are matched
+    matches: int = 0  # number of training pairs that match a row of the split
+    rows: set[int] = field(default_factory=set)  # rows of the split that a training pair matches
     examples: list[dict[str, Any]] = field(default_factory=list)
 
     def add_match(self, rows: set[int], example: dict[str, Any]) -> None:
@@ -81,16 +81,16 @@ class Overlap:
         if len(self.examples) < NUM_EXAMPLES:
             self.examples.append(example)
 
-    def merge(self, later: Overlap) -> None:
+    def merge(self, other: Overlap) -> None:
         """Add the matches of the next training pairs."""
-        self.matches += later.matches
-        self.rows |= later.rows
-        self.examples = [*self.examples, *later.examples][:NUM_EXAMPLES]
+        self.matches += other.matches
+        self.rows |= other.rows
+        self.examples = [*self.examples, *other.examples][:NUM_EXAMPLES]
 
 
 @dataclass
 class Statistics:
-    """The counts of a text. Only `pairs` counts dropped pairs too."""
+    """The counts of a text. Dropped pairs count in `pairs` alone."""
 
     pairs: PairCounts = field(default_factory=PairCounts)
     src: SideStatistics = field(default_factory=SideStatistics)
@@ -99,20 +99,21 @@ class Statistics:
     """Number of pairs by their two lengths. The key is source bin * NUM_BINS + target bin; see
     `length_bins`."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
-    """Overlaps with matches, by split, match level and unit, such as "valid exact pairs"."""
+    """The keys are a split, a match level and a unit, such as "valid exact pairs". A key without
+    matches is left out."""
 
     @property
     def sides(self) -> tuple[SideStatistics, SideStatistics]:
         """The counts of source and target."""
         return self.src, self.tgt
 
-    def merge(self, later: Statistics) -> None:
+    def merge(self, other: Statistics) -> None:
         """Add the counts of the next text."""
-        self.pairs.merge(later.pairs)
-        self.src.merge(later.src)
-        self.tgt.merge(later.tgt)
-        self.lengths.update(later.lengths)
-        for name, overlap in later.overlaps.items():
+        self.pairs.merge(other.pairs)
+        self.src.merge(other.src)
+        self.tgt.merge(other.tgt)
+        self.lengths.update(other.lengths)
+        for name, overlap in other.overlaps.items():
             self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
@@ -138,8 +139,9 @@ class Statistics:
         """Rebuild the statistics from the result of `to_json`."""
         sides = []
         for side in content["sides"]:
-            characters = Counter(dict(side["characters"]))
-            sides.append(SideStatistics(**{**side, "characters": characters}))
+            counts = dict(side)
+            counts["characters"] = Counter(dict(side["characters"]))
+            sides.append(SideStatistics(**counts))
         overlaps = {}
         for name, overlap in content["overlaps"].items():
             rows = set(overlap["rows"])
@@ -165,7 +167,7 @@ def count_chunk(
     chunk: CleanChunk,
     encoded_sides: tuple[FlatIds, FlatIds],
     kinds: tuple[TokenKinds, TokenKinds],
-    held_out: HeldOut | None,
+    held_out: HeldOutFinder | None,
 ) -> Statistics:
     """Count the pairs of a chunk, and look for held-out lines if `held_out` is given.
 
@@ -177,10 +179,12 @@ def count_chunk(
         return statistics
     src_characters = CharacterStatistics(chunk.src)
     tgt_characters = CharacterStatistics(chunk.tgt)
-    src_lengths = _count_side(statistics.src, src_characters, encoded_sides[0], kinds[0])
-    tgt_lengths = _count_side(statistics.tgt, tgt_characters, encoded_sides[1], kinds[1])
-    bins = length_bins(src_lengths) * NUM_BINS + length_bins(tgt_lengths)
-    statistics.lengths = Counter(bins.tolist())
+    src, tgt = encoded_sides
+    statistics.src = _count_side(src_characters, src, kinds[0])
+    statistics.tgt = _count_side(tgt_characters, tgt, kinds[1])
+    src_bins = length_bins(_lengths_with_eos(src))
+    tgt_bins = length_bins(_lengths_with_eos(tgt))
+    statistics.lengths = Counter((src_bins * NUM_BINS + tgt_bins).tolist())
     if held_out is not None:
         signatures = (src_characters.signatures(), tgt_characters.signatures())
         statistics.overlaps = held_out.find_overlaps(chunk, signatures)
@@ -188,27 +192,33 @@ def count_chunk(
 
 
 def _count_side(
-    side: SideStatistics, characters: CharacterStatistics, encoded: FlatIds, kinds: TokenKinds
-) -> Ints:
-    """Count one side of a chunk. Returns the length of each line, EOS included, (N,)."""
-    ids, offsets = encoded
-    lengths = np.diff(offsets).astype(np.int64) + 1
-    counts = np.bincount(kinds.take(ids), minlength=3)  # (3,), a count for each kind
-    side.characters = characters.tally()
-    side.words = characters.num_words()
-    side.tokens = len(ids)
-    side.unknown_tokens = int(counts[_UNKNOWN])
-    side.byte_tokens = int(counts[_BYTE])
-    side.longest = int(lengths.max())
-    return lengths
+    characters: CharacterStatistics, encoded: FlatIds, kinds: TokenKinds
+) -> SideStatistics:
+    """Count one side of a chunk. `kinds` (V,) has the kind of each id."""
+    ids, _ = encoded
+    num_by_kind = np.bincount(kinds.take(ids), minlength=3)  # (3,)
+    return SideStatistics(
+        tokens=len(ids),
+        words=characters.num_words(),
+        unknown_tokens=int(num_by_kind[_UNKNOWN]),
+        byte_tokens=int(num_by_kind[_BYTE]),
+        longest=int(_lengths_with_eos(encoded).max()),
+        characters=characters.tally(),
+    )
 
 
-class HeldOut:
+def _lengths_with_eos(encoded: FlatIds) -> Ints:
+    """Return the number of tokens of each line, EOS included, (N,)."""
+    _, offsets = encoded
+    return np.diff(offsets).astype(np.int64) + 1
+
+
+class HeldOutFinder:
     """Finds the lines of held-out splits in training text.
 
-    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Lines with
-    equal normal forms have equal signatures, which are hashes that NumPy computes quickly. Only
-    lines with the signature of a held-out line are therefore compared one by one.
+    Lines match exactly, or by their normal forms: without case, punctuation and spaces. A signature
+    is a hash of the normal form, which NumPy computes quickly. So texts are only compared if their
+    signatures are equal.
     """
 
     def __init__(self, splits: Mapping[str, LinesBySide]) -> None:
@@ -220,7 +230,7 @@ class HeldOut:
                 by_src=_rows_by_text(map(normal_form, src)),
                 by_tgt=_rows_by_text(map(normal_form, tgt)),
             )
-            # the normal form of punctuation is "", which would match all other punctuation
+            # Lines of punctuation alone have the normal form "", and would match each other.
             normalised.by_src.pop("", None)
             normalised.by_tgt.pop("", None)
             exact = _SplitTables(by_src=_rows_by_text(src), by_tgt=_rows_by_text(tgt))
@@ -240,35 +250,37 @@ class HeldOut:
         overlaps: dict[str, Overlap] = {}
         src_may_match = is_among(signatures[0], self._src_signatures)  # (N,)
         tgt_may_match = is_among(signatures[1], self._tgt_signatures)
-        for row in np.flatnonzero(src_may_match | tgt_may_match).tolist():
-            location = chunk.raw_chunk.locate(int(chunk.kept_rows[row]))
-            src = chunk.src[row]
-            tgt = chunk.tgt[row]
+        for i in np.flatnonzero(src_may_match | tgt_may_match).tolist():
+            location = chunk.locate_pair(i)
+            src = chunk.src[i]
+            tgt = chunk.tgt[i]
             texts = {"exact": (src, tgt), "normalised": (normal_form(src), normal_form(tgt))}
             for split, tables in self._tables.items():
-                for level, unit, rows in _find_matches(tables, texts):
+                for level, unit, held_out_rows in _find_matches(tables, texts):
                     overlap = overlaps.setdefault(f"{split} {level} {unit}", Overlap())
                     example = {
                         "file": location.file,
                         "line": location.line,
-                        "held_out_line": min(rows) + 1,
+                        "held_out_line": min(held_out_rows) + 1,
                     }
-                    overlap.add_match(rows, example)
+                    overlap.add_match(held_out_rows, example)
         return overlaps
 
 
 def _find_matches(
     tables: Mapping[str, _SplitTables], texts: Mapping[str, tuple[str, str]]
 ) -> Iterator[tuple[str, str, set[int]]]:
-    """Yield match level, unit and rows of a held-out split for each match of a training pair.
+    """Find the rows of a held-out split that match a training pair.
 
-    The keys of `tables` and `texts` are match levels. `texts` are the source and the target.
+    Yields match level, unit and rows for each level and unit with a match. The keys of `tables` and
+    `texts` are match levels. `texts` has the source and the target of the training pair.
     """
     src_rows: set[int] = set()  # rows of the split with this source
     tgt_rows: set[int] = set()
     for level in MATCH_LEVELS:
         src_text, tgt_text = texts[level]
-        # An exact match is a normalised match too, also where the normal form is "".
+        # The rows of the exact level stay, since the normalised tables lack exact matches with the
+        # normal form "".
         src_rows = src_rows | tables[level].by_src.get(src_text, set())
         tgt_rows = tgt_rows | tables[level].by_tgt.get(tgt_text, set())
         matches = {"pairs": src_rows & tgt_rows, "sources": src_rows, "targets": tgt_rows}
@@ -288,18 +300,20 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 def length_bins(lengths: Ints) -> Ints:
     """Return the bin (N,) of each length (N,).
 
-    Each length below `NUM_EXACT_LENGTHS` has its own bin. Each octave above has
-    `_BINS_PER_OCTAVE` bins.
+    Each length below `NUM_EXACT_LENGTHS` has its own bin. Above, each octave, a range from a length
+    to its double, has `_BINS_PER_OCTAVE` bins.
     """
-    # for shorter lengths 0, since their bins are not used
-    octaves = np.log2(np.maximum(lengths, NUM_EXACT_LENGTHS) / NUM_EXACT_LENGTHS)
-    bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
-    bins = np.minimum(bins, NUM_BINS - 1)
-    return np.where(lengths < NUM_EXACT_LENGTHS, lengths, bins)
+    long_lengths = np.maximum(lengths, NUM_EXACT_LENGTHS)  # avoids the logarithm of 0
+    octaves = np.log2(long_lengths / NUM_EXACT_LENGTHS)
+    long_bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
+    long_bins = np.minimum(long_bins, NUM_BINS - 1)
+    return np.where(lengths < NUM_EXACT_LENGTHS, lengths, long_bins)
 
 
 def bin_starts() -> Ints:
     """Return the smallest length of each bin, and the end of the last bin."""
-    octaves = np.arange(NUM_BINS - NUM_EXACT_LENGTHS + 1) / _BINS_PER_OCTAVE
+    exact_starts = np.arange(NUM_EXACT_LENGTHS)
+    num_long_bins = NUM_BINS - NUM_EXACT_LENGTHS
+    octaves = np.arange(num_long_bins + 1) / _BINS_PER_OCTAVE
     long_starts = np.ceil(NUM_EXACT_LENGTHS * 2**octaves).astype(np.int64)
-    return np.concatenate([np.arange(NUM_EXACT_LENGTHS), long_starts])
+    return np.concatenate([exact_starts, long_starts])

@@ -1,7 +1,7 @@
 """The job of a run of preprocessing, its stages, and its work folder.
 
-The work folder `.NAME.work` lies in the same folder as the data folder `NAME`. Files in it are
-replaced atomically, so a run that was interrupted can be continued.
+The work folder `.NAME.work` of a data folder `NAME` lies beside it. Files in it are replaced
+atomically, so that an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def run_stage(
 ) -> None:
     """Run a task for each span that has no record of this stage, on local or remote workers.
 
-    Each worker calls `make_task` once. A task that is run again for a span writes the same bytes.
+    Each worker calls `make_task` once. A task must write the same bytes if it is run again for the
+    same span, as after an interruption.
     """
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
-    # Lists the folder instead of asking for each file: some network file systems cache the answer
-    # that a file is missing.
+    # The folder is listed, since some network file systems cache the answer that a file is missing.
     finished = {path.stem for path in folder.iterdir()}
     remaining_spans = [span for span in spans if span.name not in finished]
     if not remaining_spans:
@@ -201,7 +201,7 @@ class Workspace:
     def check_replacement(self, num_pairs: int) -> None:
         """Raise a `ConfigError` if `data_dir` holds another number of training pairs.
 
-        This check comes before the work begins. `finish` compares all data.
+        This comparison needs no encoded data, so it comes first. `finish` compares all data.
         """
         try:
             num_existing_pairs = read_json(self.data_dir / "report.json")["train"]["read"]
