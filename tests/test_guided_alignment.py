@@ -20,7 +20,7 @@ from nmt.data.word_alignment import WordAligner
 from nmt.errors import ConfigError
 from nmt.model.alignment import alignment_attention
 from nmt.model.transformer import causal_mask
-from nmt.training.initial_weights import adopt_model
+from nmt.training.initial_weights import use_initial_architecture
 
 NUM_IDS = 40
 
@@ -185,7 +185,7 @@ def test_fine_tuning_may_align_with_other_heads(tokenizer: Tokenizer, tmp_path: 
     folder = save_tiny(tmp_path / "model", tokenizer)
     model = tiny_config(alignment_heads=1, alignment_shift=True)
     config = TrainConfig(init_from=str(folder), run_dir=str(tmp_path / "run"), model=model)
-    assert adopt_model(config).model.alignment_heads == 1
-    assert adopt_model(config).model.alignment_shift
+    assert use_initial_architecture(config).model.alignment_heads == 1
+    assert use_initial_architecture(config).model.alignment_shift
     with pytest.raises(ConfigError, match="must be at most model.num_heads=4"):
         tiny_config(alignment_heads=5)

@@ -39,7 +39,11 @@ from nmt.errors import EXIT_STOPPED, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training.checkpoints import TrainerState, seed_update
 from nmt.training.checks import stop_signals
-from nmt.training.initial_weights import adapt_vocabulary, adopt_model, load_initial_weights
+from nmt.training.initial_weights import (
+    adapt_vocabulary,
+    load_initial_weights,
+    use_initial_architecture,
+)
 from nmt.training.run_folder import check_fingerprint, make_fingerprint
 
 SMALL = ["valid_bleu=false", "max_updates=20"]
@@ -348,8 +352,8 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     config = TrainConfig(data_dir=str(toy_data), init_from=str(short))
     expected = "model.d_model=32: init_from=.*short/checkpoints/step-.* has 16; leave it out"
     with pytest.raises(ConfigError, match=expected):
-        adopt_model(replace(config, model=ModelConfig(d_model=32)))
-    assert adopt_model(config).model.num_encoder_layers == 1
+        use_initial_architecture(replace(config, model=ModelConfig(d_model=32)))
+    assert use_initial_architecture(config).model.num_encoder_layers == 1
     old_weights = read_weights(short)
     info = load_info(short / "checkpoints/latest")
     new = train_tokenizer([*sentences(50), "red house"], tokenizer_config(vocab_size=300))

@@ -32,7 +32,7 @@ from nmt.runtime.distributed import (
 )
 from nmt.training.auto_batch import find_max_tokens
 from nmt.training.dry_run import dry_run
-from nmt.training.initial_weights import adopt_model
+from nmt.training.initial_weights import use_initial_architecture
 from nmt.training.train import train
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def _choose_max_tokens(config: TrainConfig, world: World, device: torch.device) 
 
 def run_rank(config: TrainConfig, config_yaml: str) -> None:
     """Train as the rank in the environment variables of torchrun, or else as the only rank."""
-    config = adopt_model(config)
+    config = use_initial_architecture(config)
     world = find_world()
     device = find_device(config.device, world.local_rank)
     # ranks of one machine share its cores, unless the user has set a number of threads

@@ -18,7 +18,7 @@ from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import FastLinear, linear
 
 SCALE = 2.0  # alpha / R in section 4.1 of the paper
-_PARAMETER_PREFIXES = {  # beginnings of the names of each part's parameters
+_PARAMETER_PREFIXES = {  # the names of the parameters of each part begin with these
     Part.encoder: ("encoder_",),
     Part.decoder: ("decoder_",),
     Part.embeddings: ("embedding.", "src_embedding."),

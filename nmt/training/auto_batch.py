@@ -19,7 +19,7 @@ from nmt.training.learner import Learner
 from nmt.training.preflight import SAFE_SHARE, largest_batches, measure_batches
 
 log = logging.getLogger(__name__)
-_MIN_GAIN = 1.05  # the search ends if the next size would be less than this times the last size
+_MIN_GAIN = 1.05  # the search ends if the next size would be less than this times the fitting one
 
 
 def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
@@ -52,8 +52,9 @@ def _find_for_stage(
     learner.objective.train()
 
     def run_batch(indices: Rows) -> None:
-        # micro-batches run one after the other, and the first one is the largest
-        learner.run_without_update(learner.batch_maker.split_rows(rows[indices])[0])
+        # only the first micro-batch, the largest, since they run one after the other
+        micro_batches = learner.batch_maker.split_rows(rows[indices])
+        learner.run_without_update(micro_batches[0])
 
     def measure(max_tokens: int) -> int | None:
         reset_peak_memory(learner.device)
@@ -63,7 +64,7 @@ def _find_for_stage(
         )
         learner.zero_grad()
         peaks = []
-        for rank_peak in gather(peak_bytes):  # all ranks get one result, and try the same next size
+        for rank_peak in gather(peak_bytes):  # so that all ranks try the same next size
             if rank_peak is None:
                 return None
             peaks.append(rank_peak)

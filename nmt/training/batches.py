@@ -91,8 +91,8 @@ def make_batch(
         pairs: source and target ids of each pair.
         tokenizers: they define the ids of BOS, EOS and padding.
         decoder_inputs: replace the targets in `tgt_in`; they have the same lengths.
-        round_to: above 1, each side gets 1 to `round_to` padding tokens, which make N and M
-            multiples of it.
+        round_to: if above 1, N and M become multiples of it: each side gets 1 to `round_to` padding
+            tokens.
         source_eos: whether sources get EOS.
     """
     sources = [src for src, _ in pairs]
@@ -107,7 +107,7 @@ def make_batch(
     if round_to > 1:
         num_src_pads = round_to - num_src_tokens % round_to
         num_tgt_pads = round_to - num_tokens % round_to
-    # padding tokens form additional pairs, whose source or target may be empty
+    # padding tokens form additional pairs, in which one side may be empty
     src_pad_lengths = _divide_padding(num_src_pads, max_length=max(src_lengths))
     tgt_pad_lengths = _divide_padding(num_tgt_pads, max_length=max(tgt_lengths))
     num_pad_pairs = max(len(src_pad_lengths), len(tgt_pad_lengths))
@@ -134,11 +134,15 @@ def make_batch(
 
 def _divide_padding(num_pads: int, *, max_length: int) -> list[int]:
     """Return lengths of at most `max_length` that add up to `num_pads`."""
-    return [min(max_length, num_pads - start) for start in range(0, num_pads, max_length)]
+    lengths = [max_length] * (num_pads // max_length)
+    remainder = num_pads % max_length
+    if remainder:
+        lengths.append(remainder)
+    return lengths
 
 
 def _concatenate(sentences: Iterable[tuple[Ids, Ids]], pads: Ids) -> Tensor:
-    """Concatenate sentences, followed by `pads`. Each sentence is a pair of lists of ids."""
+    """Concatenate sentences, followed by `pads`. Each sentence is given in two lists of ids."""
     arrays = [*itertools.chain.from_iterable(sentences), pads]
     # an empty list becomes a float array, which only casting="unsafe" converts to integers
     return torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="unsafe"))
@@ -179,7 +183,7 @@ class BatchMaker:
     def make_batches(
         self, plan: UpdatePlan, update_id: int = 0, augment: TextAugmenter | None = None
     ) -> list[list[Batch]]:
-        """Return the micro-batches of each batch of this rank, or of one filler if it has no batch.
+        """Return the micro-batches of each batch in `plan`, or of one filler if there is no batch.
 
         `update_id` is part of the seed of augmentation, sampling and noise, and must differ between
         updates.
@@ -214,7 +218,7 @@ class BatchMaker:
             augmented_pairs = augment(original_pairs, update_id, row_list)
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
-        given_links: list[Any] = []  # links of words in each pair, (L, 2); None if unknown
+        links_by_pair: list[Any] = []  # links of words in each pair, (L, 2); None if unknown
         for i, row in enumerate(row_list):
             src, tgt = augmented_pairs[i]
             links = None
@@ -231,7 +235,7 @@ class BatchMaker:
                 src = noisy_src
             pairs.append((src, tgt))
             decoder_inputs.append(decoder_input)
-            given_links.append(links)
+            links_by_pair.append(links)
         batch = make_batch(
             pairs,
             self.tokenizers,
@@ -240,19 +244,19 @@ class BatchMaker:
             source_eos=self._source_eos,
         )
         if self.needs_alignment:
-            links = self._align(pairs, given_links)
-            batch = replace(batch, alignment=torch.from_numpy(links))
+            token_links = self._align(pairs, links_by_pair)
+            batch = replace(batch, alignment=torch.from_numpy(token_links))
         return batch.pin() if self._device_type == "cuda" else batch
 
-    def _align(self, pairs: Sequence[tuple[Ids, Ids]], given_links: Sequence[Any]) -> Any:
+    def _align(self, pairs: Sequence[tuple[Ids, Ids]], links_by_pair: Sequence[Any]) -> Any:
         """Return the links of the tokens of pairs, (L, 3): pair, target and source position.
 
-        `given_links` has the links of words in each pair. `aligner` aligns the pairs without them;
-        without an aligner, these pairs get no links.
+        `links_by_pair` has the links of words in each pair, or None if `aligner` has to align the
+        pair. Without an aligner, such a pair gets no links.
         """
         links = [np.empty((0, 3), dtype=np.int64)]
-        unaligned = []  # indices of pairs without given links
-        for i, word_links in enumerate(given_links):
+        unaligned = []  # indices of pairs without links of words
+        for i, word_links in enumerate(links_by_pair):
             if word_links is None:
                 unaligned.append(i)
                 continue
@@ -262,8 +266,8 @@ class BatchMaker:
         if unaligned and self.aligner is not None:
             unaligned_pairs = [pairs[i] for i in unaligned]
             has_joint_ids = self.tokenizers.src_vocab_size is None  # None: a joint vocabulary
-            computed = self.aligner.align(unaligned_pairs, has_joint_ids=has_joint_ids)
-            # column 0 is an index into `unaligned_pairs`; replace it by the index into `pairs`
-            computed[:, 0] = np.array(unaligned)[computed[:, 0]]
-            links.append(computed)
+            computed_links = self.aligner.align(unaligned_pairs, has_joint_ids=has_joint_ids)
+            # column 0 has indices in `unaligned_pairs`; replace them by the indices in `pairs`
+            computed_links[:, 0] = np.array(unaligned)[computed_links[:, 0]]
+            links.append(computed_links)
         return np.concatenate(links)

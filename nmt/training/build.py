@@ -141,7 +141,8 @@ def make_samplers(
 ) -> dict[int, TokenBatchSampler]:
     """Return the sampler of each stage, keyed by the number of updates before the stage.
 
-    Training starts with the corpus weights of `config.mix`; a stage may replace some of them.
+    Training starts with the corpus weights of `config.mix`. `stage.mix` replaces the weights that
+    it names.
     """
     temperature = config.mix_temperature or data_info.temperature
     weights_by_start = {0: config.mix}

@@ -85,7 +85,7 @@ class TrainerState:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """How far the run has come. If it stops here, it saves only if this has changed since."""
+        """How far the run has come. The last checkpoint is up to date if it has this position."""
         return self.num_updates, self.epoch, self.epoch_position
 
 
@@ -151,14 +151,14 @@ class Saver:
     """Writes, links and removes checkpoints in a thread, while training continues.
 
     Training only waits until the previous checkpoint is written and the tensors are copied to host
-    memory. If a write fails, the error is
-    logged, older checkpoints are kept, and the run goes on.
+    memory. If a write fails, the thread logs the error and keeps older checkpoints, and the run
+    goes on.
     """
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
         """Continue a run at `update`, the update of its newest checkpoint that could be read.
 
-        `save` removes newer checkpoints, which are damaged.
+        Newer checkpoints are damaged, and the first `save` removes them.
         """
         self.run_dir = run_dir
         self.newest_update = update  # update of the newest intact checkpoint
@@ -167,7 +167,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: Future[None] = self._thread.submit(lambda: None)  # nothing to wait for
         folder = checkpoint_dir(run_dir, update)
-        if folder.is_dir():  # the run may have been killed between writing it and linking it
+        if folder.is_dir():  # not yet linked if the run was killed right after writing it
             replace_link(run_dir / "checkpoints/latest", folder.name)
 
     def save(
@@ -252,9 +252,10 @@ class Saver:
         folders = {
             parse_checkpoint_update(folder): folder for folder in list_checkpoints(self.run_dir)
         }
-        # ascending, as `list_checkpoints` returns them
-        intact = [update for update in folders if update <= self.newest_update]
-        updates_to_keep = {*best_updates, *intact[-self.keep_last :]}
+        # in ascending order, as in `list_checkpoints`
+        intact_updates = [update for update in folders if update <= self.newest_update]
+        newest_updates = intact_updates[-self.keep_last :]
+        updates_to_keep = {*best_updates, *newest_updates}
         for update, folder in folders.items():
             if update not in updates_to_keep:
                 remove_folder(folder)

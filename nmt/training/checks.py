@@ -15,9 +15,9 @@ import numpy as np
 from nmt.data import Rows
 from nmt.errors import list_first
 
-_NUM_PREVIOUS = 100  # losses before an update, with which its loss is compared
-# A spike exceeds the mean of the previous losses by both of these limits. The second one is for
-# losses that hardly change, whose standard deviation is very small.
+_NUM_PREVIOUS = 100  # the loss of an update is compared with this number of losses before it
+# A spike exceeds the mean of the previous losses by both of these limits. The second one matters if
+# losses hardly change, so that their standard deviation is very small.
 _MIN_DEVIATIONS = 6.0  # standard deviations
 _MIN_MEAN_SHARE = 0.1  # share of the mean
 _MAX_LISTED_PAIRS = 20

@@ -66,9 +66,9 @@ class Compiler:
 
         Compiling by layer makes two graphs, one for encoder layers and one for decoder layers, and
         replaces the classes of the layers in `model`. A graph of the whole model is about a tenth
-        faster, but takes three times as long to compile, and delays the exchange of gradients
-        between ranks to the end of the backward pass. Activation checkpointing needs a graph of the
-        whole model, since it ends the recomputation of a layer by an exception.
+        faster. But it takes three times as long to compile, and ranks cannot exchange gradients
+        before the end of the backward pass. Activation checkpointing needs a graph of the whole
+        model, since it ends the recomputation of a layer by an exception.
         """
         if not self._by_layer or model.activation_checkpointing:
             return self.compile(model.forward)
@@ -103,8 +103,8 @@ class Compiler:
             nonlocal active
             try:
                 return active(*inputs)
-            # Triton, compilers and torch raise many types. If the error is one of `function`, the
-            # call below raises it again.
+            # Triton, compilers and torch raise many types. If `function` itself raises the error,
+            # the call below raises it again.
             except Exception as error:
                 if active is function or isinstance(error, torch.OutOfMemoryError):
                     raise

@@ -43,15 +43,17 @@ def count_training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths)
     """Count the floating-point operations of forward and backward over pairs of `lengths` (N, 2).
 
     Only matrix multiplications on non-padding tokens count. Multiplying by a weight matrix takes 2
-    operations per weight and token forward and 4 backward. The two multiplications of attention
-    take 4 * S * T * D forward in each layer and 8 * S * T * D backward. Causal attention counts as
-    a full square (Chowdhery et al., 2022, PaLM, appendix B).
+    operations per weight and token in the forward pass, and 4 in the backward pass. The two
+    multiplications of attention take 4 * S * T * D operations in each layer in the forward pass,
+    and 8 * S * T * D in the backward pass. Causal attention counts as if each token attended to all
+    (Chowdhery et al., 2022, PaLM, appendix B).
     """
     src = lengths[:, 0].astype("int64")
     tgt = lengths[:, 1].astype("int64")
     num_weight_uses = int(src.sum()) * _count_weights(source_shapes(config))
     num_weight_uses += int(tgt.sum()) * _count_weights(target_shapes(config, vocab_size))
-    num_attention_pairs = config.num_encoder_layers * int(src @ src)  # pairs of query and key
+    # pairs of query and key in all layers; a dot product sums over sentences
+    num_attention_pairs = config.num_encoder_layers * int(src @ src)
     num_attention_pairs += config.num_decoder_layers * int(src @ tgt)
     if config.decoder is Decoder.attention:
         num_attention_pairs += config.num_decoder_layers * int(tgt @ tgt)
@@ -59,6 +61,7 @@ def count_training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths)
 
 
 def _count_weights(shapes: Counter[Shape]) -> int:
+    """Return the number of weights in matrices of these shapes."""
     return sum(in_size * out_size * count for (in_size, out_size), count in shapes.items())
 
 
@@ -95,8 +98,8 @@ def _layer_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
     shapes = [(d_model, q_size + 2 * kv_size(config)), (q_size, d_model)]
     shapes += _feed_forward_shapes(config, d_ff)
     if config.positions is Positions.relative:
-        # The heads share the tables of keys and values, (num_distances, d_k). Multiplying each of
-        # them with a table takes as many operations as one matrix for all heads.
+        # The heads share tables (num_distances, d_k) for keys and for values. Multiplying all heads
+        # by such a table takes as many operations as one matrix of these sizes.
         num_distances = 2 * config.max_distance + 1
         shapes += [(q_size, num_distances), (num_distances, q_size)]
     return shapes
@@ -119,8 +122,8 @@ def measure_flops_per_second(
     """Measure the FLOP/s of `device` in the matrix multiplications of training.
 
     Times one forward and two backward multiplications for each shape of weight matrix, with
-    `num_tokens` rows or fewer. The number of matrices in the model is the weight of their shape.
-    Takes about 0.3 s on a CPU.
+    `num_tokens` rows or fewer. A shape counts once for each matrix of the model that has it. Takes
+    about 0.3 s on a CPU.
     """
     shapes = source_shapes(config) + target_shapes(config, vocab_size)
     flops = 0.0
@@ -136,7 +139,7 @@ def measure_flops_per_second(
         x = torch.randn(num_rows, in_size, device=device, dtype=dtype)
         weight = torch.randn(measured_out_size, in_size, device=device, dtype=dtype)
         fastest_seconds = _measure_fastest(x, weight, seconds=PEAK_SECONDS / len(shapes))
-        # add the operations and the time of one row in `count` matrices of this shape
+        # Sum operations and time of one row. A row has `out_size` output numbers in each matrix.
         flops += count * 6.0 * in_size * out_size
         seconds_per_output = fastest_seconds / (num_rows * measured_out_size)
         seconds += count * seconds_per_output * out_size
@@ -166,6 +169,7 @@ def _measure_fastest(x: Tensor, weight: Tensor, *, seconds: float) -> float:
 
 
 def _multiply_like_training(x: Tensor, weight: Tensor) -> None:
+    """Run the three multiplications of a linear layer, forward and backward."""
     y = linear(x, weight)  # (N, out)
     linear(y, weight.T)  # the gradient of x, (N, in)
     transposed_matmul(y, x)  # the gradient of the weight, (out, in)

@@ -57,9 +57,8 @@ _results: dict[tuple[object, ...], _DryRunResult] = {}
 def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
     """Run the largest batches and a few updates; return a report on the planned run.
 
-    Neither reads nor writes the run folder. Some runs of a sweep need the same memory and time, for
-    example runs with different seeds. So a run is measured only if no earlier run of this process
-    had the same `cost_settings`.
+    Neither reads nor writes the run folder. Runs of a sweep with the same `cost_settings`, such as
+    runs with different seeds, need the same memory and time. So only the first one is measured.
     """
     run = build_run(config, world, device)
     epoch_plan = run.sampler_at(0).plan_epoch(0)
@@ -203,8 +202,8 @@ def render_report(
     """Return the report on a run of `num_updates` that starts at `start`.
 
     An epoch is planned in pools of updates. The report assumes that all updates are like the
-    updates in the first pool of `epoch_plan`. It also assumes that each source or target token
-    takes the measured time. `lengths` (N, 2) are the lengths of all pairs, and
+    updates in the first pool of `epoch_plan`, and that each source or target token takes the
+    measured time. `lengths` (N, 2) are the lengths of all pairs, and
     `peak_flops_per_second` is the result of `Learner.measure_peak_flops_per_second`.
     """
     plans = epoch_plan.pool_of(0)

@@ -30,11 +30,12 @@ _SRC_EMBEDDING = "src_embedding.weight"
 _VOCABULARY_TENSORS = {_JOINT_EMBEDDING, _SRC_EMBEDDING, "output_weight", "output_bias"}
 
 
-def adopt_model(config: TrainConfig) -> TrainConfig:
-    """Return `config` with the architecture and the search settings of `init_from`, if it is set.
+def use_initial_architecture(config: TrainConfig) -> TrainConfig:
+    """Return a config with the architecture and the search settings of `init_from`, if it is set.
 
-    `config` keeps its dropouts, and all of its search settings if it changes any. Raises a
-    `ConfigError` for a model setting that is neither the default nor the value of `init_from`.
+    Dropouts are taken from `config`, and so are all search settings if one of them is not the
+    default. Raises a `ConfigError` for a model setting that is neither the default nor the value of
+    `init_from`.
     """
     if config.init_from is None:
         return config
@@ -45,7 +46,8 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
             continue  # the weights do not depend on it
         value = getattr(config.model, setting.name)
         init_value = getattr(info.model, setting.name)
-        if value not in (setting.default, init_value):
+        is_set = value != setting.default
+        if is_set and value != init_value:
             raise ConfigError(
                 f"model.{setting.name}={_unwrap_enum(value)}: init_from={folder} has "
                 f"{_unwrap_enum(init_value)}; leave it out"
@@ -58,7 +60,8 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
 def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
     """Return the folder and the info of the newest checkpoint of the run, or else of `init_from`.
 
-    A resumed run does not need `init_from`, which may have been removed.
+    The checkpoint has the architecture of `init_from`, which may have been removed when a run is
+    resumed.
     """
     for folder in reversed(list_checkpoints(resolve_path(config.run_dir))):
         try:
@@ -76,7 +79,7 @@ def _unwrap_enum(value: Any) -> Any:
 def load_initial_weights(
     config: TrainConfig, tokenizers: Tokenizers, random_weights: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Read the weights of `init_from`, whose architecture `config` has after `adopt_model`.
+    """Read the weights of `init_from`. `config` is the result of `use_initial_architecture`.
 
     If `init_from` has other tokenizers than the run, `adapt_vocabulary` adapts the embeddings.
     """
@@ -94,8 +97,8 @@ def load_initial_weights(
         )
     elif config.init_rows:
         raise ConfigError("init_rows: the data has no new pieces; leave it out")
-    # `adopt_model` has made the architectures equal
-    assert all(tensor.shape == random_weights[name].shape for name, tensor in weights.items())
+    for name, tensor in weights.items():
+        assert tensor.shape == random_weights[name].shape, "`config` has another architecture"
     log.info("starting with the weights of %s", folder)
     return weights
 
@@ -111,25 +114,30 @@ def adapt_vocabulary(
 ) -> dict[str, Tensor]:
     """Return `weights` for the vocabulary of `new_tokenizers`.
 
-    Pieces of both vocabularies keep their rows. New pieces get rows of `random_weights`, or rows
-    computed by `_new_rows` if the vocabulary extends the one of `old_tokenizers`. `init_rows` maps
-    new pieces to pieces whose rows they copy. Raises a `ConfigError` for wrong names, and for new
-    pieces if the embeddings are frozen.
+    Pieces of both vocabularies keep their rows. If the new vocabulary is the old one followed by
+    other pieces, `_compute_new_rows` computes the rows of these pieces. Otherwise, new pieces get
+    rows of `random_weights`. `init_rows` maps new pieces to old pieces whose rows they copy. Raises
+    a `ConfigError` for wrong names, and for new pieces if the embeddings are frozen.
     """
-    extends = _extends(old_tokenizers.src, new_tokenizers.src)
-    extends = extends and _extends(old_tokenizers.tgt, new_tokenizers.tgt)
-    _check_init_rows(init_rows or {}, old_tokenizers, new_tokenizers)
-    adapted = {name: weights.get(name, tensor) for name, tensor in random_weights.items()}
+    extends_src = _extends(old_tokenizers.src, new_tokenizers.src)
+    extends_tgt = _extends(old_tokenizers.tgt, new_tokenizers.tgt)
+    is_extension = extends_src and extends_tgt
+    init_rows = init_rows or {}
+    _check_init_rows(init_rows, old_tokenizers, new_tokenizers)
+    adapted = {}
+    for name, random_tensor in random_weights.items():
+        adapted[name] = weights.get(name, random_tensor)
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
-        # a model that shares its embeddings has only the joint tensor
-        old_rows = weights.get(name, weights[_JOINT_EMBEDDING])
+        old_rows = weights[_JOINT_EMBEDDING]  # the only tensor if the embeddings were shared
+        if name in weights:
+            old_rows = weights[name]
         old_tokenizer = old_tokenizers.tgt
         new_tokenizer = new_tokenizers.tgt
         if name == _SRC_EMBEDDING:
             old_tokenizer = old_tokenizers.src
             new_tokenizer = new_tokenizers.src
         old_ids, new_ids = _shared_ids(old_tokenizer, new_tokenizer)
-        num_new = len(random_weights[name]) - len(new_ids)
+        num_new = len(random_weights[name]) - len(new_ids)  # number of new pieces
         if is_frozen and num_new:
             raise ConfigError(
                 f"freeze=[embeddings]: {num_new} pieces that init_from does not know would stay "
@@ -137,13 +145,17 @@ def adapt_vocabulary(
             )
         adapted[name] = random_weights[name].clone()
         adapted[name][new_ids] = old_rows[old_ids].to(adapted[name])
-        if extends:
-            segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
-            if new_tokenizers.src_vocab_size is None and new_tokenizers.src is not new_tokenizer:
-                # an imported model: two SentencePiece models have one vocabulary
-                segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
-            new_rows = _new_rows(old_rows, old_tokenizer, new_tokenizer, segmentations)
-            adapted[name][len(old_rows) :] = new_rows.to(adapted[name])
+        if is_extension:
+            # for each new piece, the ids of the old pieces that it joins
+            joined_ids = segment_new_pieces(old_tokenizer, new_tokenizer)
+            is_joint = new_tokenizers.src_vocab_size is None
+            if is_joint and new_tokenizers.src is not new_tokenizer:
+                # In an imported model, two SentencePiece models may have one vocabulary. The model
+                # of the source has the other new pieces.
+                joined_ids |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
+            new_rows = _compute_new_rows(old_rows, old_tokenizer, new_tokenizer, joined_ids)
+            num_old = len(old_rows)
+            adapted[name][num_old:] = new_rows.to(adapted[name])
         else:
             log.info(
                 "%s: another vocabulary; %d of %d rows are kept, %d pieces are new",
@@ -152,8 +164,8 @@ def adapt_vocabulary(
                 len(adapted[name]),
                 num_new,
             )
-        _copy_rows(adapted[name], old_rows, init_rows or {}, old_tokenizer, new_tokenizer)
-    if extends:
+        _copy_rows(adapted[name], old_rows, init_rows, old_tokenizer, new_tokenizer)
+    if is_extension:
         _log_growth(old_tokenizers, new_tokenizers)
     return adapted
 
@@ -171,7 +183,8 @@ def _log_growth(old_tokenizers: Tokenizers, new_tokenizers: Tokenizers) -> None:
 def _extends(old: Tokenizer, new: Tokenizer) -> bool:
     """Return whether each id of `old` is the id of the same piece in `new`."""
     has_same_controls = old.control_ids == new.control_ids
-    return has_same_controls and new.all_pieces()[: old.vocab_size] == old.all_pieces()
+    first_pieces = new.all_pieces()[: old.vocab_size]
+    return has_same_controls and first_pieces == old.all_pieces()
 
 
 def _check_init_rows(
@@ -189,39 +202,46 @@ def _check_init_rows(
             )
 
 
-def _new_rows(
+def _compute_new_rows(
     old_rows: Tensor,
     old: Tokenizer,
     new: Tokenizer,
-    segmentations: Mapping[str, Sequence[int]],
+    joined_ids: Mapping[str, Sequence[int]],
 ) -> Tensor:
-    """Return the row of each new piece: the mean of the rows of the old pieces that it joins.
+    """Return a row for each new piece (Gee et al., 2022).
 
-    A language piece gets the mean of all language pieces. Other symbols, and pieces of unknown
-    characters, get the mean of all pieces (Gee et al., 2022). `old_rows` is (V, D), or (V,) for a
-    bias. The result for N new pieces is (N, D) or (N,).
+    - A piece that joins old pieces gets the mean of their rows. `joined_ids` has their ids.
+    - A new language piece gets the mean of the rows of all old language pieces.
+    - Other symbols, and pieces of unknown characters, get the mean of the rows of all old pieces.
+
+    `old_rows` is (V, D), or (V,) for a bias. The result for N new pieces is (N, D) or (N,).
     """
     excluded_ids = {*old.control_ids, *old.unused_ids}  # without text
-    text_ids = [i for i in range(old.used_size) if i not in excluded_ids]
+    text_ids = [i for i in range(old.vocab_size) if i not in excluded_ids]
     mean = old_rows[text_ids].double().mean(dim=0)
     language_mean = mean
     if old.language_ids:
         language_mean = old_rows[list(old.language_ids.values())].double().mean(dim=0)
     rows = []
-    for piece in new.all_pieces()[len(old_rows) :]:
-        if segmentations.get(piece):
-            rows.append(old_rows[segmentations[piece]].double().mean(dim=0))
+    num_old = len(old_rows)
+    for piece in new.all_pieces()[num_old:]:
+        if joined_ids.get(piece):
+            rows.append(old_rows[joined_ids[piece]].double().mean(dim=0))
         elif piece in new.language_ids:
             rows.append(language_mean)
         else:
             rows.append(mean)
-    return torch.stack(rows) if rows else old_rows[:0]
+    return torch.stack(rows) if rows else old_rows[:0]  # an empty result for no new piece
 
 
 def _copy_rows(
     rows: Tensor, old_rows: Tensor, init_rows: Mapping[str, str], old: Tokenizer, new: Tokenizer
 ) -> None:
-    """Copy rows of old pieces to new pieces, where both vocabularies have the pieces."""
+    """Copy the rows of old pieces to new pieces, as `init_rows` says.
+
+    Skips a new piece if `new` lacks it, or if `old` lacks its old piece: with two vocabularies,
+    only one of them may have the pieces.
+    """
     old_ids = {piece: i for i, piece in enumerate(old.all_pieces())}
     new_ids = {piece: i for i, piece in enumerate(new.all_pieces())}
     for new_piece, old_piece in init_rows.items():
@@ -231,20 +251,20 @@ def _copy_rows(
 
 def _shared_ids(old: Tokenizer, new: Tokenizer) -> tuple[Tensor, Tensor]:
     """Return the ids of the pieces that both tokenizers have: in `old`, and in `new`."""
-    ids_in_old = {piece: old_id for old_id, piece in enumerate(_pieces_and_roles(old))}
+    old_id_by_piece = {piece: old_id for old_id, piece in enumerate(_pieces_and_roles(old))}
     old_ids = []
     new_ids = []
     for new_id, piece in enumerate(_pieces_and_roles(new)):
-        if piece in ids_in_old:
-            old_ids.append(ids_in_old[piece])
+        if piece in old_id_by_piece:
+            old_ids.append(old_id_by_piece[piece])
             new_ids.append(new_id)
     return torch.tensor(old_ids), torch.tensor(new_ids)
 
 
 def _pieces_and_roles(tokenizer: Tokenizer) -> list[str]:
-    """Return all pieces by id, with a name such as <eos> for each control symbol.
+    """Return all pieces by id, but for each control symbol its role, such as <eos>.
 
-    The names are the same for all tokenizers; the pieces of control symbols may differ.
+    The pieces of control symbols may differ between tokenizers; their roles do not.
     """
     pieces = list(tokenizer.all_pieces())
     roles = ("<pad>", "<unk>", "<bos>", "<eos>")

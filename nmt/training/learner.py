@@ -1,11 +1,11 @@
 """Updates of the weights: accumulate gradients over micro-batches and ranks, then step.
 
 Each rank runs some of the batches of an update. It divides each batch into micro-batches, and runs
-one of them at a time. So an argument `batches` holds, for each batch of this rank, a list of its
-micro-batches.
+one of them at a time. So the argument `batches` of a method has a list of micro-batches for each
+batch of this rank.
 
 All ranks must take part in the exchange of gradients. A rank without a batch therefore runs a
-filler: a batch whose loss and gradient do not count.
+filler, a batch whose loss and gradient do not count (see `FILLER_ROWS`).
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class Learner:
         should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
         if is_sharded or config.guided_alignment:
-            # Neither works with compiled layers. The config refuses compile=true; this line turns
-            # off compile=null, for which `make_compiler` may choose to compile.
+            # Both settings do not work with compiled layers. The config refuses compile=true beside
+            # them, but `make_compiler` might choose to compile for compile=null.
             should_compile = False
         if self.dtype is torch.bfloat16 and not is_sharded:
-            # The cache renews a copy when torch's version number of the weight has changed. FSDP
-            # replaces weights without changing the number, so that the copies would be stale.
+            # The cache rounds a weight again if torch's version number of the weight has changed.
+            # FSDP replaces weights without a new number, so that the cache would be out of date.
             cache_rounded_weights(model)
         self.objective: nn.Module = Objective(
             model,
@@ -164,7 +164,7 @@ class Learner:
         is_schedule_free = self.config.optimizer.name is Optimizer.schedule_free
         has_average = self.average is not None or is_schedule_free
         if has_average or self.config.adapter is not Adapter.none:
-            # `weights_to_save` returns other weights: the average, or with merged adapters
+            # `weights_to_save` returns averaged weights, or merges adapters
             state["trained"] = self.model.state_dict()
         return state
 
@@ -177,7 +177,7 @@ class Learner:
             optimizer_states = state["optimizers"]
             for optimizer, optimizer_state in zip(self.optimizers, optimizer_states, strict=True):
                 optimizer.load_state_dict(optimizer_state)
-            if state["precision"]:  # otherwise, the run had another dtype: keep the initial scale
+            if state["precision"]:  # else the run had another dtype than float16
                 self.scaler.load_state_dict(state["precision"])
             self.model.load_state_dict(state.get("trained", weights))
             if self.average is not None:
@@ -254,7 +254,8 @@ class Learner:
         is_filler = not plan.batches
         loss_weight = 0.0
         if not is_filler:
-            loss_weight = self.world.size / plan.num_tokens  # DDP takes the mean over ranks
+            # the mean over ranks divides by `world.size` again
+            loss_weight = self.world.size / plan.num_tokens
         loss_sums = torch.zeros(len(batches), 2, device=self.device)
         if self.sharded is not None:
             self._run_missing_micro_batches(batches)
@@ -262,6 +263,7 @@ class Learner:
         for i, micro_batches in enumerate(batches):
             for micro_batch in micro_batches:
                 is_last = micro_batch is last_micro_batch
+                # DDP averages the gradient over ranks in the last backward pass
                 with nullcontext() if is_last else self._no_sync():
                     loss, nll = self.compute_loss(micro_batch)
                     scaled_loss = self.scaler.scale(loss * loss_weight)
@@ -324,7 +326,7 @@ class Learner:
         if self.config.r_drop or self.config.simcut:
             flops *= 2  # two forward and backward passes
         counts = torch.tensor([float(flops), float(num_positions), float(is_stop_requested)])
-        # every rank has the same norm; the sum of these shares over all ranks is the norm
+        # every rank has the same norm, so that the shares of all ranks add up to it
         norm_share = gradient_norm.unsqueeze(0) / self.world.size  # (1,)
         # (6,): loss, nll, norm, and the three counts
         rank_values = torch.cat([loss_sums.sum(dim=0), norm_share, to_device(counts, self.device)])
@@ -349,8 +351,8 @@ class Learner:
         """Let the ranks exchange gradients during the `with` block.
 
         Without sharding, DDP wraps the objective, and first copies the weights of rank 0 to all
-        ranks. With sharding=full, the weights must be equal on all ranks. FSDP shards the model,
-        which stays sharded after the block.
+        ranks. With sharding=full, FSDP shards the model, whose weights must be equal on all ranks.
+        The model stays sharded after the block.
         """
         if self.world.size == 1:
             yield
@@ -375,8 +377,8 @@ class Learner:
         try:
             yield
         finally:
-            # Free DDP before the process group ends. Later, it would be freed while Python's GIL is
-            # held, and gloo's thread may wait for the GIL forever.
+            # Free DDP before the process group ends. After its end, Python would free DDP while it
+            # holds the GIL, for which a thread of gloo may wait forever.
             self.objective = objective
 
     # --- measurements
@@ -397,7 +399,7 @@ class Learner:
     def state_bytes(self) -> int:
         """Return the memory of weights, average, gradients and moments on this device."""
         tensors = list(self.model.parameters())
-        # once more for gradients, which have the same sizes, but may not exist yet
+        # these count twice: gradients have the same sizes, and may not exist yet
         tensors += [parameter for parameter in tensors if parameter.requires_grad]
         if self.average is not None:
             tensors += self.average.model.parameters()

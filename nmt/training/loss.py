@@ -60,6 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         softmax_loss: SoftmaxLoss,
     ) -> tuple[Tensor, Tensor]:
+        # of the arguments, only the first three can need a gradient
         needs_hidden_grad, needs_weight_grad, needs_bias_grad, *_ = ctx.needs_input_grad
         device_type = weight.device.type
         dtype = weight.dtype
@@ -104,6 +105,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_loss = grad_outputs[0]  # nll_sum has no gradient
         if grad_bias is not None:
             grad_bias = grad_loss * grad_bias
+        # targets, smoothing and softmax_loss have no gradient
         return grad_loss * grad_hidden, grad_loss * grad_weight, grad_bias, None, None, None
 
 
@@ -114,8 +116,8 @@ def _chunk_rows(device_type: str, vocab_size: int) -> int:
     """
     if device_type != "cuda":
         return CPU_CHUNK_ROWS
-    num_pairs = GPU_CHUNK_LOGITS // vocab_size // 2
-    return max(CPU_CHUNK_ROWS, 2 * num_pairs)
+    num_rows = GPU_CHUNK_LOGITS // vocab_size
+    return max(CPU_CHUNK_ROWS, num_rows - num_rows % 2)
 
 
 def softmax_loss_in_place(
@@ -178,7 +180,7 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
         log_probs = log_probs.view(-1, 2, logits.size(1))  # (N / 2, 2, V)
         log_ratio = log_probs - log_probs.flip(1)
-        # in place, since no tensor of an update is larger than these
+        # in place, to save memory: these are the largest tensors of an update
         probs = log_probs.exp_()
         kl_terms = log_ratio.mul_(probs)
         kl = kl_terms.sum(-1, keepdim=True)  # divergence of each pass from the other, (N / 2, 2, 1)
@@ -261,7 +263,7 @@ def smoothed_cross_entropy(
 def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
     """Return the summed cross-entropy of word alignment (Chen et al., 2016), in nats and float32.
 
-    The n links of a target token have a probability of 1 / n each.
+    The n links of a target token have a probability of 1 / n each in the target distribution.
 
     Args:
         weights: predicted distributions over source positions (B, T, S).

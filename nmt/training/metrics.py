@@ -62,7 +62,7 @@ class MetricsWriter:
         """Open `metrics.jsonl` to continue from `state`, and remove the records after it."""
         tracker_names = installed_trackers(config.tracker)  # all ranks raise its errors
         self.is_main = is_main
-        self.lost_validation = False  # whether the newest checkpoint must be validated again
+        self.lost_validation = False  # whether to repeat the validation of the newest checkpoint
         if not is_main:
             return
         self._path = run_dir / "metrics.jsonl"

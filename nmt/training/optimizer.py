@@ -77,7 +77,10 @@ def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: OptimizerConfig) -> Muon:
-    """Make the optimizer of `matrices`, in two groups: joint q, k, v projections, and others."""
+    """Make the optimizer of `matrices`.
+
+    It has two groups: joint projections to queries, keys and values, and other matrices.
+    """
     qkv_sizes: dict[Tensor, list[int]] = {}  # keyed by the weight of a joint q, k, v projection
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
@@ -167,7 +170,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     is_tall = matrices.size(1) > matrices.size(2)
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     if is_tall:
-        x = x.mT  # makes x x^T, which the iteration computes, smaller
+        x = x.mT  # the iteration computes x x^T, which is smaller for a wide matrix
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # now no singular value is above 1
     for _ in range(_MUON_ITERATIONS):
         gram = x @ x.mT
@@ -241,7 +244,8 @@ class ScheduleFree(torch.optim.Optimizer):
             if isinstance(module, FastLinear):
                 module.rounded_weights = None  # copied from `model`, so rounded from y
         beta1, _ = self.param_groups[0]["betas"]
-        # y = (1 - beta1) * z + beta1 * x, so x = y + (1 - 1 / beta1) * (z - y)
+        # y = (1 - beta1) * z + beta1 * x, so x = y + (1 - 1 / beta1) * (z - y); `average` begins as
+        # y and becomes x
         averages = averaged_model.parameters()
         for weight, average in zip(model.parameters(), averages, strict=True):
             if weight in self.state:
@@ -266,7 +270,7 @@ class WeightAverage:
     After update t, average = d * average + (1 - d) * weights, with d = min(decay, t / (t + 9)). The
     smaller d of the first updates makes the average forget the random initial weights, as in Marian
     (Junczys-Dowmunt et al., 2018). Averages of weights: Polyak and Juditsky (1992).
-    `torch.optim.swa_utils.AveragedModel` has no such d: it starts with the weights of update 1.
+    `torch.optim.swa_utils.AveragedModel` has a constant d, and starts with the weights of update 1.
     """
 
     def __init__(self, model: FastTransformer, decay: float) -> None:

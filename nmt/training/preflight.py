@@ -24,13 +24,13 @@ from nmt.training.costs import device_memory_bytes, peak_memory_bytes
 from nmt.training.learner import Learner
 
 _NUM_BISECTIONS = 3  # number of steps between a max_tokens that fits and one that does not
-# the largest batch is not tested if another tested batch has at least this share of its size
+# a batch is not tested if another tested batch has at least this share of its size
 _SIMILAR_SHARE = 0.98
-# the largest batch of a run costs at most this many times the largest batch of some updates
+# assumed limit of the cost of all batches of a run, relative to the largest batch of some updates
 _MAX_COST_RATIO = 1.1
 SAFE_SHARE = 0.9
-"""The share of a `max_tokens` that fits, or of the memory, that a run may use. Batches of different
-shapes fragment memory, which takes the rest.
+"""A run may use this share of the memory, or of a `max_tokens` that fits. The other memory is for
+fragmentation, which batches of different shapes cause.
 """
 _OUT_OF_MEMORY = re.compile(  # messages of CPU, Windows, MPS, cuBLAS, oneDNN and the C++ library
     "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -47,7 +47,8 @@ def check_model_fits(
     Muon are not counted, nor are gradients and moments of models that are only partly trained.
     """
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    unsharded_bytes = weight_bytes  # each device holds these before sharding divides them
+    # what each device holds before sharding divides it among the devices
+    unsharded_bytes = weight_bytes
     if config.ema_decay:
         unsharded_bytes += weight_bytes
     state_bytes = unsharded_bytes
@@ -76,8 +77,8 @@ def try_largest_batches(
 ) -> int:
     """Run the largest batches of all stages forward and backward; return the peak memory in bytes.
 
-    There is one sampler for each stage. `plans` are a sample of the updates: no batch of this rank
-    is assumed to cost more than `_MAX_COST_RATIO` times the largest batch in `plans`. Costs are in
+    There is one sampler for each stage. `plans` are a sample of the updates. Assumes that no batch
+    of this rank costs more than `_MAX_COST_RATIO` times the largest batch in `plans`. Costs are in
     tokens, padding included. Raises a `ConfigError` if memory is too small.
     """
     lengths = learner.batch_maker.lengths
@@ -93,7 +94,7 @@ def try_largest_batches(
 
 
 def _run_largest_batches(learner: Learner, rows: Rows, max_tokens: int) -> int:
-    """Call `check_batches_fit` with the learner and the pairs of indices `rows`.
+    """Run the largest batches of the pairs `rows` as `check_batches_fit` does.
 
     Returns the peak memory in bytes.
     """
@@ -188,7 +189,8 @@ def measure_batches(
             raise
         is_enough_memory = False
     if not is_enough_memory:
-        gc.collect()  # after the except block, in which the traceback holds the tensors
+        # not in the `except` block, since there the traceback still refers to the tensors
+        gc.collect()
     torch.cuda.empty_cache()  # does nothing without a GPU in use
     return peak_memory_bytes(device) if is_enough_memory else None
 
@@ -204,9 +206,10 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
     num_rows = np.array([len(rows) for rows in batches], dtype=np.int64)  # (batches,)
     longest = np.array([lengths[rows].max(axis=0) for rows in batches], dtype=np.int64)
     src, tgt = longest.T  # lengths with padding, (batches,) each
+    num_tokens = num_rows * (src + tgt)
     num_attention_weights = num_rows * (src**2 + src * tgt + tgt**2)  # of a layer and head
     selected: list[int] = []  # indices of batches
-    for counts in (num_rows * (src + tgt), num_rows * src, num_rows * tgt, num_attention_weights):
+    for counts in (num_tokens, num_rows * src, num_rows * tgt, num_attention_weights):
         largest = int(counts.argmax())
         min_count = _SIMILAR_SHARE * counts[largest]
         if not (counts[selected] >= min_count).any():

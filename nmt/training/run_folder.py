@@ -32,8 +32,9 @@ def run_dir_errors(run_dir: Path) -> AbstractContextManager[None]:
 def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     """Create `run_dir`, lock it during the block, and remove temporary files of a killed run.
 
-    Only rank 0 calls it. The other ranks wait for rank 0 at most `timeout_seconds`, so rank 0 waits
-    for the lock at most half of that time. Raises `ConfigError` if another run holds the lock.
+    Only rank 0 calls it. It waits for the lock at most half of `timeout_seconds`, since the other
+    ranks wait for rank 0 at most `timeout_seconds`. Raises `ConfigError` if another run holds the
+    lock.
     """
     if (run_dir / "meta.json").exists():  # the manifest of the data would be overwritten
         raise ConfigError(f"run_dir={run_dir} is a data folder; choose another run_dir")
@@ -55,8 +56,8 @@ def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 def save_config(run_dir: Path, config_yaml: str) -> None:
     """Write `config.yaml` and its checksum manifest, unless both are up to date.
 
-    A kill in between leaves a valid folder: the old manifest is removed first, and a config without
-    a manifest is valid.
+    A kill in between leaves a valid folder: the old manifest is removed before the config changes,
+    and a config without a manifest is valid.
     """
     path = run_dir / "config.yaml"
     manifest = run_dir / MANIFEST
@@ -102,7 +103,7 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     old = defaults | saved
     new = defaults | current
     changes = {}  # key: description of the change
-    for key in current | old:  # all keys
+    for key in current | old:  # together, they have all keys
         if old.get(key) != new.get(key):
             changes[key] = f"{key} was {old.get(key)}, is {new.get(key)}"
     allowed_keys = settings_to_log(TrainConfig())

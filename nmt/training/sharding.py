@@ -3,8 +3,8 @@
 torch's `fully_shard` divides weights, gradients and moments among the ranks (Zhao et al., 2023,
 PyTorch FSDP): each rank has some rows of every parameter. The whole weights of a layer exist only
 while the layer computes. Under autocast, rounded copies of them exist until the backward pass.
-Parameters outside of layers, such as the shared embedding, are gathered together. Checkpoints hold
-whole tensors.
+The parameters outside of layers, such as the shared embedding, are gathered all at once.
+Checkpoints hold whole tensors.
 """
 
 from __future__ import annotations

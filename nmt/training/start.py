@@ -53,9 +53,9 @@ def resume_or_start(run: Run) -> TrainerState:
 
 
 def _restore_num_threads(run: Run, checkpoint: Checkpoint) -> None:
-    """Take the number of threads of the checkpoint, for bit-identical results.
+    """Use the number of threads of the checkpoint, for bit-identical results.
 
-    A number that the user has set is kept.
+    If the user has set a number, it stays.
     """
     is_set_by_user = run.config.num_threads or "OMP_NUM_THREADS" in os.environ
     is_possible = 1 <= checkpoint.num_threads <= (os.cpu_count() or 1)

@@ -77,8 +77,8 @@ class _TensorBoard:
     def __init__(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A killed process may have written only some metrics of the record after `run.sent`.
-        # TensorBoard purges all metrics from the update of that record on; they are sent again.
+        # A killed process may have written only some metrics of the record after `run.sent`. So
+        # TensorBoard purges all metrics from the update of that record on, and they are sent again.
         self._purged_update = (run.sent + 1) // 2
         self._writer: Any = SummaryWriter(
             str(run.folder / "tensorboard"),
@@ -148,7 +148,7 @@ class _Mlflow:
         return str(experiment.experiment_id)
 
     def _find_run(self, run: RunInfo) -> str | None:
-        """Return the id in MLflow of a run that was created before, or None."""
+        """Return the id that MLflow gave the run when it was created, or None for a new run."""
         query = f"tags.nmt_run = '{run.id}'"
         matches = self._client.search_runs([self._experiment_id()], query, max_results=1)
         return matches[0].info.run_id if matches else None
@@ -335,7 +335,8 @@ class TrackerThread:
         """Yield the records of the file as it grows, until `start_closing` is called."""
         incomplete_line = b""
         while True:
-            # first, so that `wait` returns at once if there is news after the next two lines
+            # Cleared before the file is read, so that `wait` returns at once if another record or
+            # `start_closing` comes in between.
             self._wake.clear()
             is_closing = self._is_closing.is_set()
             new_text = incomplete_line + file.read()
@@ -351,8 +352,8 @@ class TrackerThread:
 def close_trackers(threads: Sequence[TrackerThread], timeout_seconds: float | None = None) -> None:
     """Send the remaining records to all trackers at the same time.
 
-    Gives up after `timeout_seconds`, by default `CLOSE_SECONDS`. Then logs a warning for each
-    tracker that has not taken all records.
+    Gives up after `timeout_seconds`, by default `CLOSE_SECONDS`, with a warning for each tracker
+    that has not taken all records.
     """
     timeout_seconds = timeout_seconds or CLOSE_SECONDS
     start_time = time.monotonic()

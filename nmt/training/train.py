@@ -79,8 +79,8 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
 class Trainer:
     """Continues a run from `state` on one rank, and keeps `state` up to date.
 
-    A signal handler adds to the list `signals`. When any rank has a signal, the run stops after the
-    current update.
+    A signal handler adds the signals that this process receives to the list `signals`. When any
+    rank has received one, the run stops after the current update.
     """
 
     def __init__(self, run: Run, state: TrainerState, signals: list[Signals]) -> None:
@@ -250,7 +250,7 @@ class Trainer:
         """
         lengths = self.learner.batch_maker.lengths
         rank_batches = []
-        # not strict: a rank without batches has the loss of a filler, which is not in the plan
+        # not strict: the result of a rank without batches has one loss, of a filler
         for rows, loss_sum in zip(plan.batches, result.batch_losses.tolist(), strict=False):
             num_tokens = int(lengths[rows, 1].sum())
             rank_batches.append((rows, loss_sum / num_tokens))
@@ -270,9 +270,9 @@ class Trainer:
         is_validation_due = self.is_due(config.validate_every_updates)
         if is_validation_due or self.is_due(config.checkpoint_every_updates):
             self.save()  # before validation, so that a failure there loses nothing
-        # after a signal, this process may be killed soon, and a resumed run validates instead
-        will_resume = self.is_stopped and not self.is_complete()
-        if is_validation_due and not will_resume:
+        # After a signal, this process may be killed soon. The resumed run validates instead.
+        leaves_validation = self.is_stopped and not self.is_complete()
+        if is_validation_due and not leaves_validation:
             self.validate()
 
     def is_due(self, every_updates: int) -> bool:

@@ -70,8 +70,9 @@ class Validation:
         lengths = self.data.lengths
         max_tokens = max(self.config.batch_tokens, int(lengths.max()))
         batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
+        rank_batches = batches[self.world.rank :: self.world.size]
         nll_sums = []
-        for rows in batches[self.world.rank :: self.world.size]:
+        for rows in rank_batches:
             pairs = [self.data[int(row)] for row in rows]
             batch = make_batch(pairs, self.tokenizers, source_eos=model.config.source_eos)
             batch = batch.to(device)
@@ -82,7 +83,7 @@ class Validation:
             nll_sums.append(nll_sum)
         # one conversion of all tensors, so that the host waits only once for the device
         rank_sums = torch.stack(nll_sums).tolist() if nll_sums else []
-        # fsum rounds only once, so the total does not depend on which rank has which batch
+        # fsum rounds only once, so the total does not depend on the division of batches among ranks
         total_nll = math.fsum(itertools.chain.from_iterable(gather(rank_sums)))
         loss = total_nll / int(lengths[:, 1].sum())
         perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows
@@ -118,14 +119,15 @@ class Validation:
     def _translate(self, translator: Translator, text: HeldOutText) -> list[str]:
         """Translate the sources of a corpus.
 
-        Each rank translates some of the batches, and returns the translations of all.
+        Each rank translates some of the batches. All ranks return all translations.
         """
         # indices of lines, short lines first
         line_order = sorted(range(len(text.sources)), key=lambda line: len(text.sources[line]))
         batch_starts = range(0, len(line_order), _BATCH_LINES)
+        rank_starts = batch_starts[self.world.rank :: self.world.size]
         direction = text.direction
         translations: dict[int, str] = {}  # keyed by line
-        for start in batch_starts[self.world.rank :: self.world.size]:
+        for start in rank_starts:
             lines = line_order[start : start + _BATCH_LINES]
             outputs = translator.translate(
                 [text.sources[line] for line in lines],
