@@ -47,7 +47,7 @@ def average(folders: list[Path], output: Path) -> None:
         f"The mean of {len(folders)} checkpoints. Translate with `nmt-translate model_dir=FOLDER`, "
         "where FOLDER is this folder."
     )
-    # the folder of a checkpoint leads to the run; `output` does not exist yet
+    # `render_card` needs an existing folder in the run: RUN/checkpoints; `output` is made later
     card = render_card(folders[0].parent, newest_info, card_body)
 
     def write_card(folder: Path) -> None:
@@ -70,7 +70,7 @@ def average_weights(folders: list[Path]) -> dict[str, Tensor]:
     for folder in folders[1:]:
         weights = load_weights(folder)
         if weights.keys() != sums.keys():
-            unshared_names = sorted(weights.keys() ^ sums.keys())[:3]
+            unshared_names = sorted(weights.keys() ^ sums.keys())[:3]  # in only one of both
             raise ModelError(
                 f"{folder} and {folders[0]} do not hold the same tensors: "
                 f"{', '.join(unshared_names)}"

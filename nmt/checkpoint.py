@@ -143,9 +143,9 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
 
 
 def _read_info(path: Path) -> tuple[ModelInfo, object]:
-    """Read the info of a model, and the JSON of its `ExportInfo`.
+    """Read the info of a model and the JSON of its `ExportInfo`, which is {} for a model folder.
 
-    `path` is `config.json` or `nmt.json`; only the latter has the JSON of an `ExportInfo`.
+    `path` is the `config.json` of a model folder, or the `nmt.json` of an export.
     """
     verify_checksums(path.parent, path.name)
     content = read_json(path)
@@ -200,8 +200,8 @@ def build_model(
 ) -> FastTransformer:
     """Build the accelerated Transformer of `info` with `weights`.
 
-    Raises `ModelError` if the names or shapes of the weights do not match. With None, the
-    parameters are uninitialized, and take no physical memory until a value is written to them.
+    Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
+    the parameters are uninitialized, and take no physical memory until a value is written to them.
     """
     with _SkipInitialization():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)

@@ -42,7 +42,7 @@ class CommandMetric(Metric):
     def _extract_corpus_statistics(
         self, hypotheses: Sequence[str], references: Sequence[Sequence[str]] | None
     ) -> Any:
-        """Return the score and a count of 1 for each line, (lines, 2).
+        """Return the score and a count of 1 for each line, (lines, 2). Their sums give the mean.
 
         Raises `ConfigError` if the command fails, and `DataError` for other output than numbers.
         """
@@ -62,7 +62,8 @@ class CommandMetric(Metric):
     def _compute_score_from_stats(self, stats: Any) -> Score:
         return Score(COMMAND_SCORE, float(stats[0]) / float(stats[1]))
 
-    # abstract methods of `Metric`, which only its own `_extract_corpus_statistics` calls
+    # Abstract methods of `Metric`. Only its `_extract_corpus_statistics` calls them, which this
+    # class replaces.
 
     def _preprocess_segment(self, sent: str) -> str:
         raise AssertionError

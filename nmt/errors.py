@@ -71,7 +71,8 @@ def escape_controls(text: str) -> str:
 
     Unescaped, a text of the user's data could control the terminal or forge lines of a log.
     """
-    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)  # `ascii` adds quotes
+    # `ascii` puts quotes around the escape
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def to_one_line(message: object, max_characters: int | None = None) -> str:
@@ -83,7 +84,7 @@ def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     """Return the end of an error message about an unknown name: "did you mean ...?"
 
     Proposes up to three of the `valid` names: the most similar one, and others that are nearly as
-    similar. If no name is similar, returns `otherwise`. If that is empty, lists all valid names.
+    similar. If no name is similar, returns `otherwise` or, if that is empty, all valid names.
     """
     options = sorted(valid)
     # the name may lack its group, such as warmup_steps for optimizer.warmup_steps

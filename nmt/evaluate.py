@@ -164,8 +164,8 @@ def evaluate(
     check_lines({"hypotheses": hypotheses}, references, force=force)
     if Metric.bleu in metrics:
         warn_about_script(references[0], tokenize)
-    built = _build_metrics(metrics, tokenize, lowercase, command_metric)
-    return [_score(metric, hypotheses, references) for metric in built]
+    built_metrics = _build_metrics(metrics, tokenize, lowercase, command_metric)
+    return [_score(metric, hypotheses, references) for metric in built_metrics]
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
@@ -190,22 +190,23 @@ def compare(
 
     Intervals come from bootstrap resampling, also with approximate randomization.
 
-    sacreBLEU 2.6 does not count trials whose difference equals the observed one. For nearly
-    identical systems, its p-value is therefore too small. This function returns at least 2^(1-k)
-    if the counts of k lines differ: at least two of the 2^k ways to swap these lines give exactly
-    the observed difference. With 1000 samples, the bound has no effect for k > 10.
+    sacreBLEU 2.6 does not count trials whose difference equals the observed one, so that its
+    p-value is too small for nearly identical systems. If the counts of k lines differ, this
+    function returns a p-value of at least 2^(1-k), since at least two of the 2^k ways to swap these
+    lines give exactly the observed difference. With 1000 samples, this matters only for k <= 10.
     """
     check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
-    built = _build_metrics(metrics, tokenize, lowercase, command_metric)
-    paired = _build_paired_test(hypotheses, baseline, references, built, test)
-    signatures, results = paired()
+    built_metrics = _build_metrics(metrics, tokenize, lowercase, command_metric)
+    paired_test = _build_paired_test(hypotheses, baseline, references, built_metrics, test)
+    signatures, results = paired_test()
     comparisons = []
-    for name, metric in paired.metrics.items():
+    for name, metric in paired_test.metrics.items():
         # `_build_paired_test` gives sacreBLEU the baseline first
         baseline_result, system_result = cast(list[Any], results[name])
         baseline_counts = _line_counts(metric, baseline, references)
         system_counts = _line_counts(metric, hypotheses, references)
-        num_changed = int((baseline_counts != system_counts).any(axis=1).sum())
+        is_changed = (baseline_counts != system_counts).any(axis=1)  # (lines,)
+        num_changed = int(is_changed.sum())
         smallest_p_value = min(1.0, 2.0 ** (1 - num_changed))
         low, high = _difference_interval(metric, baseline_counts, system_counts, seed=test.seed)
         comparison = Comparison(
@@ -242,7 +243,7 @@ def _build_paired_test(
     with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # the constructor reads it
         return PairedTest(
             [("baseline", baseline), ("system", hypotheses)],
-            # sacreBLEU replaces these keys by the names of the metrics' scores
+            # any different keys: sacreBLEU replaces them by the names of the metrics' scores
             {str(number): metric for number, metric in enumerate(metrics)},
             references,
             test_type=test_type,
@@ -265,7 +266,7 @@ def _score_counts(metric: SacreMetric, counts: _Counts) -> float:
 
 
 class CandidateCounts:
-    """Scores a corpus for any choice of one candidate for each line.
+    """Scores a corpus whose translations are chosen among several candidates for each line.
 
     Args:
         candidates: the candidates of each line, at least one.
@@ -287,16 +288,19 @@ class CandidateCounts:
         self.name = metric.value
         self._metric = _build_metric(metric, tokenize, lowercase)
         self._sign = -1 if metric is Metric.ter else 1
-        # `_counts` has a row for each candidate of the first line, then of the second line, ...
-        hypotheses: list[str] = []
-        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # row of each first candidate
-        line_numbers: list[int] = []  # the line of each row
+        # a row is the index of a candidate among the candidates of all lines
+        hypotheses: list[str] = []  # by row
+        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # by line
+        line_indices: list[int] = []  # by row
         for i, line_candidates in enumerate(candidates):
             self._first_rows[i] = len(hypotheses)
             hypotheses += line_candidates
-            line_numbers += [i] * len(line_candidates)
-        repeated = [[reference[i] for i in line_numbers] for reference in references]
-        self._counts = _line_counts(self._metric, hypotheses, repeated)  # (rows, counts)
+            line_indices += [i] * len(line_candidates)
+        references_by_row = []
+        for reference in references:
+            references_by_row.append([reference[i] for i in line_indices])
+        # (rows, counts)
+        self._counts = _line_counts(self._metric, hypotheses, references_by_row)
 
     def score(self, choice: npt.NDArray[np.int64]) -> float:
         """Return the score of the corpus; higher is better.
@@ -399,10 +403,11 @@ def _build_metrics(
     lowercase: bool,
     command_metric: CommandMetric | None,
 ) -> list[SacreMetric]:
-    built = [_build_metric(metric, tokenize, lowercase) for metric in metrics]
+    """Build the metrics of sacreBLEU, and append the metric of a command, if there is one."""
+    built_metrics = [_build_metric(metric, tokenize, lowercase) for metric in metrics]
     if command_metric is not None:
-        built.append(command_metric)
-    return built
+        built_metrics.append(command_metric)
+    return built_metrics
 
 
 def _build_metric(metric: Metric, tokenize: str, lowercase: bool) -> SacreMetric:
@@ -436,8 +441,8 @@ def _difference_interval(
 ) -> tuple[float, float]:
     """Return the 95 % confidence interval of the score of the system minus the baseline's score.
 
-    Computes percentiles of the difference over paired bootstrap resamples. The intervals of the two
-    scores do not determine its interval.
+    Computes percentiles of the difference over paired bootstrap resamples. The interval cannot be
+    computed from the intervals of the two scores.
     """
     rng = np.random.default_rng(seed)
     num_lines = len(system)

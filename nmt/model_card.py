@@ -25,8 +25,7 @@ from nmt.runtime.metrics_log import read_metrics_log
 
 CARD = "README.md"
 SCORES = "scores.json"
-"""Optional file of a model folder, to which a user writes the output of `nmt-evaluate format=json`.
-"""
+"""Optional file of a model folder: output of `nmt-evaluate format=json`, added by the user."""
 UNKNOWN = "unknown"
 _ISO_639_CODE = re.compile("[a-z]{2,3}(?![a-z])")  # starts a code such as zh-Hans
 
@@ -38,8 +37,10 @@ class Origin:
     records: list[dict[str, Any]] = field(default_factory=list)
     """Lines of metrics.jsonl, up to the last update of the model."""
     settings: dict[str, Any] = field(default_factory=dict)  # the run's config.yaml
-    report: dict[str, Any] = field(default_factory=dict)  # the data folder's report.json
-    corpus_weights: dict[str, float] = field(default_factory=dict)  # training corpus: weight
+    report: dict[str, Any] = field(default_factory=dict)
+    """The data folder's report.json: its license, and the numbers of pairs of each corpus."""
+    corpus_weights: dict[str, float] = field(default_factory=dict)
+    """Weights in training, keyed by the name of the corpus."""
 
     @classmethod
     def find(cls, folder: Path, info: ModelInfo) -> Origin:
@@ -51,8 +52,8 @@ class Origin:
         origin = cls()
         run_dir = folder.parent
         try:
-            if not (run_dir / "config.yaml").exists():
-                run_dir = folder.parent.parent
+            if not (run_dir / "config.yaml").exists():  # `folder` is in RUN/checkpoints
+                run_dir = run_dir.parent
             origin.settings = read_run_config(run_dir)
             records = read_metrics_log(run_dir / "metrics.jsonl")
             origin.records = [record for record in records if record["update"] <= info.updates]
@@ -61,10 +62,10 @@ class Origin:
             # the folder may have been prepared again with another tokenizer
             if meta.tokenizer_sha256 == info.tokenizer_sha256:
                 origin.report = read_json(data_dir / "report.json")
-                for shard in meta.splits["train"]:
-                    origin.corpus_weights[shard.corpus] = shard.weight
+                for corpus_index in meta.splits["train"]:
+                    origin.corpus_weights[corpus_index.corpus] = corpus_index.weight
         except (OSError, KeyError, NmtError):
-            pass
+            pass  # `origin` has the facts that were read before
         return origin
 
 
@@ -125,20 +126,26 @@ def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[st
     except (KeyError, TypeError, AttributeError):
         raise ModelError(f"{path}: write it with nmt-evaluate format=json, or remove it") from None
     for record in origin.records:
-        update = record["update"]
-        # checkpoints are named after their update, and averages are not
-        is_of_checkpoint = folder.name == checkpoint_dir(folder, update).name
-        if is_of_checkpoint and "valid_bleu" in record:
+        # A checkpoint is named after its update. An average has another name, so that it matches no
+        # record.
+        checkpoint_name = checkpoint_dir(folder, record["update"]).name
+        if folder.name == checkpoint_name and "valid_bleu" in record:
             metric = build_bleu_metric(choose_bleu_tokenizer(info.tgt_lang))
-            metric.corpus_score(["a"], [["a"]])  # sets the number of references in the signature
+            # the signature has the number of references, which a metric only knows after scoring
+            metric.corpus_score(["a"], [["a"]])
             signature = str(metric.get_signature())
             results.append(_make_result("validation", "BLEU", record["valid_bleu"], signature))
     return results
 
 
-def _make_result(split: str, name: str, value: float, signature: str) -> dict[str, Any]:
-    """Return an entry of `model-index` with one metric."""
-    metric = {"type": name.lower(), "name": name, "value": value, "args": {"signature": signature}}
+def _make_result(split: str, metric_name: str, value: float, signature: str) -> dict[str, Any]:
+    """Return an entry of `model-index` with one metric, measured on the validation or test set."""
+    metric = {
+        "type": metric_name.lower(),
+        "name": metric_name,
+        "value": value,
+        "args": {"signature": signature},
+    }
     return {
         "task": {"type": "translation"},
         "dataset": {"type": split, "name": f"{split} set"},
@@ -147,7 +154,7 @@ def _make_result(split: str, name: str, value: float, signature: str) -> dict[st
 
 
 def _describe_data(origin: Origin) -> str:
-    """Return the section about the training data, with the pairs of each corpus and reason."""
+    """Return the section about the training data: how many pairs of each corpus were dropped."""
     if not origin.report:
         return f"## Training data\n\nPairs, filters and license: {UNKNOWN}."
     lines = [
@@ -175,7 +182,7 @@ def _describe_data(origin: Origin) -> str:
 def _describe_training(info: ModelInfo, origin: Origin) -> str:
     """Return the section about training: the numbers of updates, tokens and hours."""
     num_tokens, seconds = _sum_training(origin.records)
-    num_updates = info.updates or UNKNOWN  # an imported model has 0
+    num_updates = info.updates or UNKNOWN  # 0 for an imported model, whose number is unknown
     lines = ["## Training", "", f"- Updates: {num_updates}"]
     if num_tokens:
         lines.append(f"- Tokens, source and target: {num_tokens:,.0f}")
@@ -183,15 +190,18 @@ def _describe_training(info: ModelInfo, origin: Origin) -> str:
     else:
         lines.append(f"- Tokens and hours: {UNKNOWN}")
     if origin.settings.get("init_from"):
-        lines.append("- Began with the weights of another model, whose training is not counted.")
+        lines.append(
+            "- Training began with the weights of another model. Its training is not counted."
+        )
     return "\n".join(lines)
 
 
 def _sum_training(records: list[dict[str, Any]]) -> tuple[float, float]:
     """Return the number of tokens and the seconds of training, without validation.
 
-    A record has the total FLOPs of the run, and rates since the previous record. The seconds
-    between two records are their difference in FLOPs, divided by the FLOPs per second.
+    A record has `model_flops`, the operations since the start of the run, and the rates per second
+    since the previous record. So the seconds since the previous record are the new operations,
+    divided by the operations per second.
     """
     num_tokens = 0.0
     seconds = 0.0

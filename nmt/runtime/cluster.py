@@ -67,7 +67,7 @@ class DaskWorkers(Workers[Item, Result]):
     ) -> None:
         self._scheduler = scheduler
         self._function_id = uuid.uuid4().hex
-        # pickled here, so that a worker with another version of nmt says so before it unpickles
+        # as bytes, so that a worker can compare the versions of nmt before it unpickles the factory
         self._pickled_function_factory = pickle.dumps(function_factory)
         self._client = _connect(scheduler)
         self._marker = None  # a file in `folder`, which each worker looks for
@@ -103,9 +103,9 @@ class DaskWorkers(Workers[Item, Result]):
         except CancelledError:
             raise scheduler_lost from None
         except OSError as error:
-            if error.errno is not None:
-                raise  # the function failed, for example because the disk is full
-            raise scheduler_lost from None  # Dask raises errors without errno for lost connections
+            if error.errno is not None:  # from the function, for example because the disk is full
+                raise
+            raise scheduler_lost from None  # from Dask, whose errors have no errno
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
@@ -151,7 +151,7 @@ def _connect(scheduler: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Dask warns if versions of packages differ
-            # raises for an invalid address, with which closing the client would hang
+            # raises for an invalid address: a client with such an address would hang when it closes
             distributed.comm.get_address_host(scheduler)
             client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
@@ -191,11 +191,11 @@ def run_task(
     pickled_function_factory: bytes,
     pickled_item: bytes,
 ) -> Any:
-    """Apply a function to an item on this worker; `version` is the version of nmt of the client.
+    """Apply a function to an item on this worker.
 
     The factory builds the function for the first item. Later items with the same `function_id` use
-    the same function. Raises `NmtError` if the worker has another version or does not see the file
-    `marker`.
+    the same function. Raises `NmtError` if this worker does not see the file `marker`, or if
+    `version`, the client's version of nmt, is not its own.
     """
     global _function, _function_id
     worker_name = f"worker {socket.gethostname()}"

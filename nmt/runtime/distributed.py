@@ -28,7 +28,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _MAX_MMAP_THRESHOLD = 32 << 20  # the largest value that glibc accepts
-_KEPT_BYTES = 512 << 20
+_KEPT_BYTES = 512 << 20  # freed memory that glibc keeps instead of giving it back to the system
 
 # a forked process does not have the OpenMP threads of its parent, and would wait for them forever
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -135,7 +135,8 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         raise PeerError(
             f"{problem}; run the same command to continue from the newest checkpoint ({reason})"
         ) from error
-    dist.destroy_process_group()  # not in a `finally`: after an error, it would wait forever
+    # not in a `finally` block, since it waits forever if another rank is lost
+    dist.destroy_process_group()
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
@@ -149,7 +150,7 @@ def sum_over_ranks(values: Tensor) -> list[float]:
 
 
 def gather(value: T) -> list[T]:
-    """Return the values of all ranks, in their order, on every rank."""
+    """Return the `value` of each rank, ordered by rank. All ranks must call it."""
     if not dist.is_initialized():
         return [value]
     values: list[T | None] = [None] * dist.get_world_size()
@@ -216,6 +217,7 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
             f"dtype={choice.value}: the device {device.type} of this machine does not support it; "
             "use dtype=float32"
         )
+    # only newer CPUs have instructions for 16-bit numbers
     is_slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
     if is_slow and find_world().is_main:
         log.warning(

@@ -1,9 +1,8 @@
 """Replace files and folders atomically: write to a temporary name in the same folder, sync, rename.
 
-The temporary name of new content is `.NAME.HOST.PID.tmp`. The old version of a folder that is
-being replaced may be named `.NAME.HOST.PID.old` for a moment. A process that is killed leaves these
-files behind. The next command that writes NAME removes them, but if NAME is missing, it renames the
-old version back.
+The temporary name of new content is `.NAME.HOST.PID.tmp`. While a folder is replaced, its old
+version may have the name `.NAME.HOST.PID.old`. A process that is killed leaves these files behind.
+The next command that writes NAME removes them. If NAME is missing, it renames the old version back.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from nmt.runtime.manifest import write_manifest
 from nmt.runtime.metadata import read_json
 
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
-# arguments of Linux's renameat2: relative paths start at the working directory; exchange two paths
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+# arguments of Linux's renameat2
+_AT_FDCWD = -100  # relative paths start at the working directory
+_RENAME_EXCHANGE = 2  # exchange two paths
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -47,9 +46,9 @@ def describe_folder(folder: Path, problem: str) -> str:
 
 @contextlib.contextmanager
 def disk_errors(name: object, advice: str) -> Iterator[None]:
-    """Turn an `OSError` of the `with` block into an `NmtError` that gives `name` and `advice`.
+    """Turn an `OSError` of the `with` block into an `NmtError` with `name` and `advice`.
 
-    The block must only write the file or folder `name`, since the message blames it for any error.
+    The message says that `name` cannot be written, so the block must not use other files.
     """
     try:
         yield
@@ -60,11 +59,12 @@ def disk_errors(name: object, advice: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
-    """Yield an empty folder. It gets a manifest and replaces `folder` unless the block raises.
+    """Yield an empty folder. After the block, write its manifest and replace `folder` with it.
 
-    `marker` names a JSON file with the key `format_version`, which every folder of this kind
-    contains. Raises the errors of `check_replaceable`. Any `OSError` of the block becomes an
-    `NmtError` about `folder`, so read other files before the block.
+    If the block raises, `folder` stays as it is. `marker` is a JSON file with the key
+    `format_version`, which every folder of this kind contains. Raises the errors of
+    `check_replaceable`. Any `OSError` of the block becomes an `NmtError` about `folder`, so read
+    other files before the block.
     """
     folder = folder.resolve()  # replace the folder that a link points to, not the link
     check_replaceable(folder, marker)
@@ -94,10 +94,10 @@ def removing_empty_parents(path: Path) -> Iterator[None]:
 def publish_folder(new_folder: Path, folder: Path) -> None:
     """Write the manifest of `new_folder`, sync it to disk, and replace `folder` with it.
 
-    `replace_folder` calls this function at the end of its `with` block. Call it directly for a
-    folder that several commands fill. If the process is killed, `folder` has its old or its new
-    content. On systems that cannot exchange two folders in one step, `folder` may be missing;
-    `remove_abandoned` then restores it.
+    `replace_folder` calls this function at the end of its `with` block. Call it directly if several
+    commands fill a folder. If the process is killed, `folder` has its old or its new content, or on
+    systems that cannot exchange two folders in one step, it may be missing; `remove_abandoned` then
+    restores it.
     """
     write_manifest(new_folder)
     make_readable_and_sync(new_folder)
@@ -194,7 +194,7 @@ def remove_abandoned(path: Path) -> None:
 
 
 def _remove_or_restore(leftover: Path) -> None:
-    """Rename an old version back if nothing has replaced it yet; remove any other leftover."""
+    """Rename an old version back if its original is missing; remove any other leftover."""
     # the name is .NAME.HOST.PID.SUFFIX, and NAME may have dots
     original_name = leftover.name.removeprefix(".").rsplit(".", maxsplit=3)[0]
     original = leftover.with_name(original_name)

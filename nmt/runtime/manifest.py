@@ -53,9 +53,9 @@ def set_verify(verify_files: bool) -> None:
 def verify_checksums(folder: Path, *names: str) -> None:
     """Compare the files `names` of `folder` with its manifest; without names, all listed files.
 
-    Raises `DamagedError` for the first file that differs. Files that the manifest does not list are
-    not checked. A missing file is an error only without `names`: callers that name files report
-    missing files themselves.
+    Raises `DamagedError` for the first file that differs, and without `names` for a missing file.
+    Callers that give names report missing files themselves. Files that the manifest does not list
+    are not checked.
     """
     if not _is_verifying:
         return

@@ -61,9 +61,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _LoaderWithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses aliases (`*name`), since nested aliases can expand to more values than memory holds.
+    """Parses YAML, but raises `YAMLError` for aliases (`*name`) and for deep nesting.
 
-    Also refuses deep nesting, since the time to parse it grows with the square of the depth.
+    Nested aliases can expand to more values than memory holds. The time to parse nested values
+    grows with the square of the depth.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -110,7 +111,8 @@ def to_dataclass(cls: type[T], content: object, path: Path, key: str = "") -> T:
 
     Every key must be a field, and every value must have the type of its field. Numbers must be
     finite, and integers below 2^63. Otherwise, or if the class raises a `ConfigError`, raises a
-    `DamagedError`. It names the file `path`, and the `key` at which the file has the content.
+    `DamagedError`, which names the file `path` and the key of the value in it. `key` is the key of
+    `content` itself.
     """
     try:
         instance: T = _convert(cls, content, key)

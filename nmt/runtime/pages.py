@@ -27,7 +27,7 @@ def load_page_templates(folder: Path) -> Environment:
 def _format_value(value: object) -> object:
     """Format a number, or a text of the user's data.
 
-    Writes invisible characters and those that change the direction of text as Unicode escapes.
+    Characters that are invisible or change the direction of text become Unicode escapes.
     """
     if isinstance(value, int):
         return f"{value:,}"
@@ -49,6 +49,5 @@ def ticks(end: int, max_ticks: int) -> range:
     """Return round numbers from 0 to `end` for an axis, at most `max_ticks` above 0."""
     step = 1
     while step * max_ticks < end:  # 1, 2, 5, 10, 20, 50, ...
-        starts_with_2 = str(step)[0] == "2"
-        step = step * 5 // 2 if starts_with_2 else step * 2
+        step = step * 5 // 2 if str(step).startswith("2") else step * 2
     return range(0, end + 1, step)

@@ -24,7 +24,7 @@ from nmt.errors import NmtError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 ITEMS_PER_WORKER = 3
-"""Maximum number of submitted items per worker whose results the caller has not received yet."""
+"""Maximum number of items per worker that are submitted, but whose results were not yielded yet."""
 
 
 def count_workers(num_threads: int) -> int:
@@ -121,9 +121,9 @@ class Processes(Workers[Item, Result]):
             with _delayed_interrupts():  # `submit` may start a process
                 return self._executor.submit(_apply_function, item)
         except ValueError as error:
-            # A pool that has lost a worker closes its pipes. If a process is just being started, a
-            # new pipe may get the file descriptor of a closed pipe. Passing both to the process
-            # then raises a ValueError.
+            # A pool that has lost a worker closes its pipes, perhaps while another process is being
+            # started. A new pipe may then get the file descriptor of a closed pipe, and `submit`
+            # passes both to the process, which raises a ValueError.
             raise BrokenProcessPool from error
         except OSError as error:
             if error.errno is None:  # the pipe is closed, since the pool has lost a worker
@@ -226,6 +226,6 @@ def _start_worker(
 def _apply_function(item: Any) -> Any:
     """Apply the function to an item in a worker process. Builds the function for the first item."""
     global _function
-    if _function is None:  # exceptions of _start_worker would not reach the parent
+    if _function is None:  # not in `_start_worker`, whose exceptions would not reach the parent
         _function = _function_factory()
     return _function(item)

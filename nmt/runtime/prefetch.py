@@ -15,7 +15,7 @@ def prefetch(items: Iterable[T], *, join_seconds: float = 0.5) -> Iterator[T]:
     """Yield `items`. A thread computes the next item while the caller uses the current one.
 
     The thread computes at most two items ahead. An exception of `items` is raised in the caller. If
-    the caller stops early, waits up to `join_seconds` until the thread has finished its item:
+    the caller stops early, waits up to `join_seconds` until the thread has finished its item, since
     Python aborts if it exits while a thread runs code of torch.
     """
     # each future holds an item, or the exception of `items`; None marks the end

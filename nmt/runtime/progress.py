@@ -69,7 +69,7 @@ class Progress(AbstractContextManager["Progress"]):
 
         Args:
             count: number of units.
-            read_bytes: position in the input, whose size is `total_bytes`.
+            read_bytes: number of bytes of the input read so far, of `total_bytes`.
             text_bytes: size of the text of these units, to show the speed in MB/s.
         """
         self.done += count

@@ -19,10 +19,15 @@ from nmt.errors import DamagedError
 _ZIP_END_BYTES = 22  # size of the record at the end of a zip file, without its comment
 _MAX_ZIP_COMMENT_BYTES = 1 << 16
 _ZIP64_END_BYTES = 76  # size of the additional end records of a large zip file
+_ZIP_END_RECORDS = ((b"PK\5\6", 12, 16), (b"PK\6\6", 40, 48))
+"""The end record of a zip file and the one of a large zip file: signature, and where in the record
+the size of the directory starts and ends.
+"""
 _BYTES_PER_ZIP_MEMBER = 256  # maximum size of an entry in the directory of a zip file
-MAX_BYTES = 1 << 28  # maximum size of a file that is read whole; 100,000 shards are listed in 20 MB
+# maximum size of a file that is read whole; for example, meta.json has 20 MB for 100,000 shards
+MAX_BYTES = 1 << 28
 _ADVICE = "copy or make the folder again"
-# do not wait for a pipe, nor make a terminal the controlling terminal; 0 on Windows
+# flags of `os.open`: do not wait for a pipe, nor make a terminal the controlling terminal
 _NON_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
@@ -84,11 +89,10 @@ def list_zip_members(file: IO[bytes], *, max_members: int) -> list[zipfile.ZipIn
     file.seek(max(0, file_bytes - tail_bytes))
     tail = file.read()
     directory_bytes = 0
-    # the end record and the ZIP64 end record: signature, and bounds of the size of the directory
-    for signature, start, end in ((b"PK\5\6", 12, 16), (b"PK\6\6", 40, 48)):
+    for signature, size_start, size_end in _ZIP_END_RECORDS:
         position = tail.rfind(signature)
         if position >= 0:
-            size_field = tail[position + start : position + end]
+            size_field = tail[position + size_start : position + size_end]
             directory_bytes = max(directory_bytes, int.from_bytes(size_field, "little"))
     if directory_bytes > max_members * _BYTES_PER_ZIP_MEMBER:
         raise ValueError(f"a zip directory of {directory_bytes:,} bytes")

@@ -79,7 +79,7 @@ def verify_signature(folder: Path) -> None:
         raise ModelError(
             f"{folder} has no {SIGNATURE}; get the signed folder, or leave out verify_key"
         ) from None
-    # a crafted signature may raise any exception of JSON, sigstore, protobuf and cryptography
+    # JSON, sigstore, protobuf and cryptography may raise any exception for a crafted signature
     except Exception as error:
         reason = to_one_line(error, 200) or "the signature is invalid"
         raise ModelError(

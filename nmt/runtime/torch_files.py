@@ -83,7 +83,8 @@ def _check_old_format(file: IO[bytes]) -> None:
 
     That format is a sequence of pickles, followed by the data of the tensors.
     """
-    # reading from a map allocates no more than the file holds, whatever size a pickle states
+    # A pickle may state sizes that are larger than the file. Reading from a map does not allocate
+    # these sizes.
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         _check_pickles(content, num_pickles=_NUM_OLD_PICKLES)
         if content.tell() > _MAX_PICKLE_BYTES:
