@@ -52,6 +52,11 @@ def new_text(count: int, seed: int = 1) -> list[str]:
     return [" ".join(draw.choices(NEW_WORDS + WORDS, k=6)) for _ in range(count)]
 
 
+def read_new_text(side: str) -> list[str]:
+    """Return another new text for each side."""
+    return new_text(100, seed=["src", "tgt"].index(side))
+
+
 def settings(**changes: Any) -> PreprocessConfig:
     return PreprocessConfig(tokenizer=TokenizerConfig(**{"model": "x", "extend": 60, **changes}))
 
@@ -95,7 +100,7 @@ def test_an_extended_tokenizer_keeps_ids_and_only_joins_pieces() -> None:
             case = model_type, is_bytes
             old = Tokenizer(small_model(model_type, byte_fallback=is_bytes))
             config = settings(symbols=["<2hr>"], vocab_multiple=8)
-            new = extend_tokenizers(old, config, lambda side: new_text(100, side))
+            new = extend_tokenizers(old, config, read_new_text)
             assert isinstance(new, Tokenizer)
             pieces = new.all_pieces()
             assert pieces[: old.vocab_size] == old.all_pieces(), case
@@ -136,7 +141,7 @@ def test_the_number_of_pieces_is_a_limit_and_characters_come_first() -> None:
     assert max(map(len, characters)) == 1
     assert "ǂ" in extend()
     assert "ǂ" not in extend(character_coverage=0.999)
-    once = extend_tokenizers(old, settings(), lambda side: ["zelena kuća"][side:])
+    once = extend_tokenizers(old, settings(), {"src": ["zelena kuća"], "tgt": []}.__getitem__)
     assert max(map(len, once.tgt.all_pieces()[old.vocab_size :])) == 1
     words = Tokenizer(train_sentencepiece(sentences(50), model_type="word", vocab_size=14))
     with pytest.raises(ConfigError, match=r"neither bpe nor unigram; set tokenizer.extend=0"):
@@ -146,7 +151,7 @@ def test_the_number_of_pieces_is_a_limit_and_characters_come_first() -> None:
 def test_languages_and_tags_of_imported_models_are_in_the_vocabulary_only() -> None:
     old = languages_model()
     config = settings(symbols=["hrv_Latn", ">>hrv<<", "{x}"], vocab_multiple=16)
-    new = extend_tokenizers(old, config, lambda side: new_text(100, side))
+    new = extend_tokenizers(old, config, read_new_text)
     assert isinstance(new, TokenizerPair)
     assert new.src.all_pieces() == new.tgt.all_pieces()
     assert new.src.model == new.tgt.model
@@ -172,10 +177,10 @@ def test_two_models_with_a_common_vocabulary_learn_from_their_own_side() -> None
         MappedTokenizer(models["tgt"], vocabulary, []),
         shares_vocabulary=True,
     )
-    texts = [["zelena house"] * 9, ["kuća"] * 9]
+    texts = {"src": ["zelena house"] * 9, "tgt": ["kuća"] * 9}
     house = pieces.index("▁house")  # of the target only
     assert house not in old.src.encode("house")
-    new = extend_tokenizers(old, settings(), lambda side: texts[side])
+    new = extend_tokenizers(old, settings(), texts.__getitem__)
     assert new.src.all_pieces() == new.tgt.all_pieces()
     assert len(set(new.src.all_pieces())) == new.src.vocab_size
     assert new.src.encode("house") == [house]
@@ -183,7 +188,7 @@ def test_two_models_with_a_common_vocabulary_learn_from_their_own_side() -> None
     assert new.tgt.pieces(new.tgt.encode("kuća")) == ["▁kuća"]
     assert len(new.src.encode("kuća")) > 1
     separate = replace(old, shares_vocabulary=False)
-    new = extend_tokenizers(separate, settings(), lambda side: texts[side])
+    new = extend_tokenizers(separate, settings(), texts.__getitem__)
     assert "▁zelena" in new.src.all_pieces()
     assert "▁zelena" not in new.tgt.all_pieces()
 
@@ -229,7 +234,7 @@ def test_new_rows_are_means_of_old_ones(tmp_path: Path, caplog: pytest.LogCaptur
     old = languages_model()
     folder = random_model(tmp_path / "m", old, output_bias=True, tied_output=False)
     config = settings(symbols=["hrv_Latn", "srp_Latn", "{x}"])
-    new = extend_tokenizers(old, config, lambda side: new_text(100, side))
+    new = extend_tokenizers(old, config, read_new_text)
     weights, new_weights = grow(folder, new, init_rows={"hrv_Latn": "deu_Latn"})
     assert "extends init_from's: " in caplog.text
     old_ids = {piece: i for i, piece in enumerate(old.tgt.all_pieces())}
@@ -347,7 +352,7 @@ def test_a_trained_model_translates_as_before_it_grew(
 ) -> None:
     folder = trained_models["post-sinusoidal"]
     lines = short_sentences(60)
-    new = extend_tokenizers(tokenizer, settings(), lambda side: new_text(100, side))
+    new = extend_tokenizers(tokenizer, settings(), read_new_text)
     assert new.tgt.vocab_size > tokenizer.vocab_size + 20
     _, weights = grow(folder, new)
     model = tiny_model(vocab_size=new.tgt.vocab_size, **vars(load_info(folder).model))

@@ -166,7 +166,7 @@ def test_the_error_for_too_large_a_vocabulary_names_the_largest_that_works() -> 
 
 
 def test_the_default_vocabulary_fits_the_text(caplog: pytest.LogCaptureFixture) -> None:
-    lines = [corpus(), corpus()]
+    lines = {"src": corpus(), "tgt": corpus()}
     config = PreprocessConfig(tokenizer=TokenizerConfig())
     with caplog.at_level(logging.INFO):
         size = train_tokenizers(config, lines.__getitem__).tgt.vocab_size
@@ -176,7 +176,8 @@ def test_the_default_vocabulary_fits_the_text(caplog: pytest.LogCaptureFixture) 
     assert message in caplog.text
     draw = random.Random(1)
     many_words = ["".join(draw.choices("abcdefgh", k=9)) for _ in range(4000)]
-    assert train_tokenizers(config, [many_words, []].__getitem__).tgt.vocab_size == 8000
+    texts: dict[str, list[str]] = {"src": many_words, "tgt": []}
+    assert train_tokenizers(config, texts.__getitem__).tgt.vocab_size == 8000
     too_large = PreprocessConfig(tokenizer=TokenizerConfig(vocab_size=37_000))
     with pytest.raises(ConfigError, match="vocab_size=37000 is too large"):
         train_tokenizers(too_large, lines.__getitem__)
@@ -303,7 +304,8 @@ def test_tags_of_corpora_are_symbols_of_their_side(separate: bool) -> None:
     config = PreprocessConfig(data=DataConfig(corpora=corpora), tokenizer=settings)
     src_lines = corpus()
     tgt_lines = sentences(200)
-    pair = train_tokenizers(config, [src_lines, tgt_lines].__getitem__)
+    lines = {"src": src_lines, "tgt": tgt_lines}
+    pair = train_tokenizers(config, lines.__getitem__)
     symbols = ["{url}", "<2de>", "<web>"]
     src_symbols = ["{url}", "<2de>"] if separate else symbols
     tgt_symbols = ["{url}", "<web>"] if separate else symbols
