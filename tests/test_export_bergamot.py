@@ -21,8 +21,8 @@ import yaml
 from exporting import exported, random_model, short_sentences, trained_model
 from folders import write_folder
 from importing import imported
-from marian_student import MarianStudent
 from npm import needs_node, unpack_package
+from numpy_marian import NumpyMarian
 from serving import change_config
 from test_import_toolkits import write_marian
 from tiny import sentences, tokenizer_config
@@ -201,7 +201,7 @@ def test_scales_are_measured_on_the_activations_of_marians_formulas(
     pairs = ParallelData(tmp_path / "data", "train")
     for index in range(len(pairs)):
         src, tgt = pairs[index]
-        student = MarianStudent(arrays, num_heads)
+        student = NumpyMarian(arrays, num_heads)
         student.logits(student.encode([*src, tokenizer_for_int8.eos_id]), tgt)
         for name, value in student.largest.items():
             largest[name].append(value)
@@ -367,9 +367,7 @@ def test_slimt_translates_with_the_files_of_a_student(
     for name, tensor in read_binary(output / ALPHAS).items():
         if name.endswith("_QuantMultA"):
             multipliers[name.removesuffix("_QuantMultA")] = tensor.item()
-    student = MarianStudent(
-        arrays, num_heads=8, multipliers=multipliers, has_target_positions=False
-    )
+    student = NumpyMarian(arrays, num_heads=8, multipliers=multipliers, has_target_positions=False)
     eos = tokenizer.eos_id
     lines = short_sentences(40)
     num_equal = 0

@@ -324,8 +324,6 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
     d_ff = settings.get_int("transformer-dim-ffn")
     decoder = settings.get_choice("transformer-decoder-autoreg", _DECODERS, "self-attention")
-    # transformers and CTranslate2 run Marian's models with the wavelengths of the paper
-    positions = Positions.sinusoidal_halves
     if decoder is Decoder.ssru:
         ssru_settings = {
             "dec-cell": "ssru",
@@ -333,8 +331,6 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
             "transformer-rnn-projection": False,
         }
         settings.require_values(**ssru_settings)
-        # only Marian runs SSRUs, and it has the wavelengths of Tensor2Tensor
-        positions = Positions.sinusoidal_concat
     return settings.make_model_config(
         num_encoder_layers=settings.get_int("enc-depth"),
         num_decoder_layers=settings.get_int("dec-depth"),
@@ -347,7 +343,9 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         attention_dropout=settings.get_dropout("transformer-dropout-attention"),
         activation_dropout=settings.get_dropout("transformer-dropout-ffn"),
         norm=norm,
-        positions=positions,
+        # Marian has the wavelengths of Tensor2Tensor. For its models, transformers and CTranslate2
+        # have the wavelengths of the paper.
+        positions=Positions.sinusoidal_concat,
         activation=settings.get_choice("transformer-ffn-activation", _ACTIVATIONS),
         tied_output=has_tied_output,
         output_bias=True,

@@ -1,4 +1,4 @@
-"""The student models of Marian, written again in numpy from the formulas of Marian's source."""
+"""The models of Marian, written again in numpy from the formulas of Marian's source."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ OUTPUT = "none"  # Marian's name of the output matrix among the multipliers of a
 Arrays = dict[str, Any]
 
 
-class MarianStudent:
-    """A Marian model with SSRUs, post-norm and one embedding, in numpy.
+class NumpyMarian:
+    """A Marian model with post-norm, one embedding and ReLU, in numpy.
 
-    It follows `DecoderTransformer`, `SSRU` and `sinusoidalPositionEmbeddings` of Marian's source.
+    Its decoder has SSRUs if the file has their weights, else self-attention. It follows
+    `DecoderTransformer`, `SSRU` and `sinusoidalPositionEmbeddings` of Marian's source.
     With `multipliers`, which give for each matrix 127 / the largest activation, matrix
     multiplications are those of int8. Without `has_target_positions`, every target token has the
     position 0, as in slimt 0.1.0.
@@ -62,12 +63,15 @@ class MarianStudent:
         projected = self.multiply(f"{name}_W{key}", x) + self.arrays[f"{name}_b{key}"]
         return projected.reshape(len(x), self.num_heads, -1).transpose(1, 0, 2)
 
-    def attend(self, name: str, x: Any, memory: Any) -> Any:
+    def attend(self, name: str, x: Any, memory: Any, *, is_causal: bool = False) -> Any:
         """Return LayerNorm(x + Attention(x, memory)) for x (T, D) and memory (S, D)."""
         q = self.heads(name, "q", x)
         k = self.heads(name, "k", memory)
         v = self.heads(name, "v", memory)
         logits = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
+        if is_causal:
+            is_later = np.triu(np.ones((len(x), len(x)), dtype=bool), k=1)
+            logits = np.where(is_later, -np.inf, logits)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         joined = (weights @ v).transpose(1, 0, 2).reshape(x.shape)
@@ -113,7 +117,10 @@ class MarianStudent:
         positions = np.arange(len(inputs)) * self.has_target_positions
         x = self.add_positions(inputs, positions)
         for layer in range(1, self.depth("decoder") + 1):
-            x = self.recur(f"decoder_l{layer}", x)
+            if f"decoder_l{layer}_rnn_W" in self.arrays:
+                x = self.recur(f"decoder_l{layer}", x)
+            else:
+                x = self.attend(f"decoder_l{layer}_self", x, x, is_causal=True)
             x = self.attend(f"decoder_l{layer}_context", x, memory)
             x = self.feed_forward(f"decoder_l{layer}", x)
         return self.multiply(OUTPUT, x) + self.arrays["decoder_ff_logit_out_b"]
