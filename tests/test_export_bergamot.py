@@ -121,7 +121,7 @@ def test_the_binary_file_has_the_tensors_of_the_npz(tmp_path: Path, tokenizer: T
     pair = TokenizerPair(tokenizer, train_tokenizer(sentences(90), tokenizer_config()))
     for name, vocabularies, changes in (
         ("student", tokenizer, STUDENT),
-        ("separate", pair, {"activation": Activation.silu}),
+        ("separate", pair, {"activation": Activation.silu, **MARIAN_POSITIONS}),
     ):
         folder = random_model(tmp_path / name, vocabularies, **changes)
         output = exported(folder, BERGAMOT)

@@ -110,12 +110,7 @@ _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "source_eos": None,
 }
 _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
-    "positions": [  # Marian has the frequencies of `sinusoidal_concat`; converters have the others
-        Positions.sinusoidal,
-        Positions.sinusoidal_concat,
-        Positions.sinusoidal_halves,
-    ],
-    "position_offset": [0],
+    "positions": [layout for layout in Positions if layout.is_added_to_embeddings],
     "activation": list(marian.ACTIVATIONS),
     "norm_layer": [NormLayer.layer],
     "num_kv_heads": [None],
@@ -126,7 +121,10 @@ _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
 _ONNX_SUPPORT: Support = {setting.name: None for setting in dataclasses.fields(ModelConfig)}
 # the cache of an SSRU has a state of d_model numbers instead of the keys of all heads
 _ONNX_SSRU_SUPPORT: Support = {"head_size": [None], "num_kv_heads": [None]}
-_MARIAN_SSRU_SUPPORT: Support = {"positions": [Positions.sinusoidal_concat]}
+_MARIAN_SSRU_SUPPORT: Support = {
+    "positions": [Positions.sinusoidal_concat],
+    "position_offset": [0],
+}
 _SSRU_SUPPORT = {
     ExportFormat.onnx: _ONNX_SSRU_SUPPORT,
     ExportFormat.web: _ONNX_SSRU_SUPPORT,
@@ -151,7 +149,13 @@ SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.web: _ONNX_SUPPORT,
     # browsermt/marian-dev gives the feed-forward layers of both stacks the same size, and with
     # pre-norm normalizes only the queries of self-attention
-    ExportFormat.bergamot: _MARIAN_SUPPORT | {"decoder_d_ff": [None], "norm": [Norm.post]},
+    ExportFormat.bergamot: _MARIAN_SUPPORT
+    | {
+        "positions": [layout for layout in Positions if layout.is_sinusoidal],
+        "position_offset": [0],
+        "decoder_d_ff": [None],
+        "norm": [Norm.post],
+    },
 }
 """What each format supports. A setting that is missing here must have its default."""
 
@@ -304,6 +308,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         info=info,
         config=config,
         opset=onnx.OPSET,
+        has_new_marian_type=marian.needs_new_type(info.model, config.format),
         bergamot_settings=bergamot_settings,
         tokenizer_files=tokenizer_files,
         has_position_table=info.model.positions in (Positions.sinusoidal_concat, Positions.learned),

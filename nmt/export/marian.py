@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,49 +25,31 @@ import yaml
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Norm
+from nmt.config import (
+    Activation,
+    Decoder,
+    ExportConfig,
+    ExportFormat,
+    ModelConfig,
+    Norm,
+    Positions,
+)
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.export.huggingface import MARIAN, Weights, rename_weights
+from nmt.export.marian_names import Arrays, make_arrays, make_new_arrays
 from nmt.search.constraints import forbidden_ids
 
 SETTINGS = "special:model.yml"  # name of the array in model.npz that holds the settings
 ACTIVATIONS = {Activation.relu: "relu", Activation.silu: "swish"}
 _FORBIDDEN_BIAS = -1e4  # output bias of ids that no translation contains
-# These rules, applied in this order, turn the names of transformers into Marian's.
-_RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    (r"^model\.shared\.weight$", "Wemb"),
-    (r"^model\.(encoder|decoder)\.embed_tokens\.weight$", r"\1_Wemb"),
-    (r"^final_logits_bias$", "decoder_ff_logit_out_b"),
-    (r"^lm_head\.weight$", "decoder_ff_logit_out_W"),
-    (r"^model\.", ""),
-    (r"\.layers\.(\d+)\.", lambda match: f"_l{int(match[1]) + 1}_"),  # counts layers from 1
-    (r"ssru_layer_norm", "rnn_ffn_ln"),
-    (r"ssru\.candidate\.weight$", "rnn_W"),
-    (r"ssru\.forget_gate\.weight$", "rnn_Wf"),
-    (r"ssru\.forget_gate\.bias$", "rnn_bf"),
-    (r"self_attn_layer_norm", "self_Wo_ln"),
-    (r"encoder_attn_layer_norm", "context_Wo_ln"),
-    (r"final_layer_norm", "ffn_ffn_ln"),
-    (r"\.layer_norm", "_top_ln"),
-    (r"_ln\.weight$", "_ln_scale"),
-    (r"_ln\.bias$", "_ln_bias"),
-    (r"self_attn\.", "self_"),
-    (r"encoder_attn\.", "context_"),
-    (r"_([qkv])_proj\.weight$", r"_W\1"),
-    (r"_([qkv])_proj\.bias$", r"_b\1"),
-    (r"_out_proj\.weight$", "_Wo"),
-    (r"_out_proj\.bias$", "_bo"),
-    (r"fc([12])\.weight$", r"ffn_W\1"),
-    (r"fc([12])\.bias$", r"ffn_b\1"),
-]
 
 
 @dataclass(frozen=True)
 class MarianModel:
     """The arrays, settings and vocabularies of a model in the form of Marian."""
 
-    arrays: dict[str, np.ndarray[Any, Any]]
+    arrays: Arrays
     settings: bytes  # YAML and a zero byte
     src_pieces: list[str]
     tgt_pieces: list[str]
@@ -99,16 +80,33 @@ def convert_model(
         src_pieces = src_pieces[:-1]
         tgt_pieces = tgt_pieces[:-1]
         marian_weights = _drop_padding(weights)
-    arrays = _make_arrays(info, marian_weights, config.max_positions)
-    settings = yaml.safe_dump(_make_settings(info, [len(src_pieces), len(tgt_pieces)]))
+    arrays = _make_arrays(info, marian_weights, config)
+    settings = _make_settings(info, [len(src_pieces), len(tgt_pieces)])
+    if needs_new_type(info.model, config.format):
+        settings |= _make_new_type_settings(info.model, config.max_positions)
     return MarianModel(
         arrays=arrays,
-        settings=settings.encode("utf-8") + b"\0",
+        settings=yaml.safe_dump(settings).encode("utf-8") + b"\0",
         src_pieces=src_pieces,
         tgt_pieces=tgt_pieces,
         info=info,
         weights=weights,
     )
+
+
+def needs_new_type(model: ModelConfig, export_format: ExportFormat) -> bool:
+    """Return whether Marian computes a model rightly as `transformer-new` only.
+
+    Bergamot has no such type, and students (SSRUs) do not need it.
+    """
+    if export_format is not ExportFormat.marian or model.decoder is Decoder.ssru:
+        return False
+    return model.norm is Norm.pre or needs_position_table(model)
+
+
+def needs_position_table(model: ModelConfig) -> bool:
+    """Return whether a model has other positions than those that Marian computes."""
+    return model.positions is not Positions.sinusoidal_concat or model.position_offset != 0
 
 
 def write_marian(
@@ -241,28 +239,40 @@ def _insert_constant_layer(weights: Weights, offset: Tensor) -> Weights:
     return shifted
 
 
-def _make_arrays(
-    info: ModelInfo, weights: Weights, max_positions: int
-) -> dict[str, np.ndarray[Any, Any]]:
+def _make_arrays(info: ModelInfo, weights: Weights, config: ExportConfig) -> Arrays:
     """Return the weights with the names and shapes of Marian."""
-    arrays = {}
-    for name, tensor in rename_weights(MARIAN, info, weights, max_positions).items():
-        if "embed_positions" in name:  # Marian computes them
-            continue
-        if info.src_vocab_size is None and "embed_tokens" in name:  # copies of model.shared
-            continue
-        for pattern, replacement in _RULES:
-            name = re.sub(pattern, replacement, name)
-        if info.model.norm is Norm.pre and re.search("_(Wo|ffn)_ln_", name):
-            name += "_pre"  # without this suffix, Marian would apply it after the sub-layer
-            name = name.replace("rnn_ffn_ln", "rnn_ln")
-        array = tensor.float()
-        if array.dim() == 1:
-            array = array[None]  # (1, D)
-        elif re.search("_W.?$", name):  # a linear layer, such as self_Wq
-            array = array.T  # (in, out)
-        arrays[name] = array.contiguous().numpy()
-    return arrays
+    model = info.model
+    has_new_type = needs_new_type(model, config.format)
+    has_position_table = has_new_type and needs_position_table(model)
+    if has_position_table:
+        weights = _scale_embeddings(info, weights)
+    renamed = rename_weights(MARIAN, info, weights, config.max_positions)
+    if info.src_vocab_size is None:  # remove the copies of a shared embedding that MarianMT has
+        renamed = {name: renamed[name] for name in renamed if "embed_tokens" not in name}
+    if has_new_type:
+        return make_new_arrays(model, renamed, has_position_table=has_position_table)
+    return make_arrays(model, renamed)
+
+
+def _scale_embeddings(info: ModelInfo, weights: Weights) -> Weights:
+    """Multiply the embeddings by sqrt(D), since Marian does not scale them with a position table.
+
+    An output layer that is tied to the embedding grows by the same factor. The export therefore
+    divides the norm before it by sqrt(D).
+    """
+    model = info.model
+    factor = math.sqrt(model.d_model)
+    scaled = dict(weights)
+    for name in ("src_embedding.weight", "embedding.weight"):
+        if name in weights:
+            scaled[name] = weights[name] * factor
+    if model.tied_output:
+        norm = "decoder_norm"
+        if model.norm is Norm.post:
+            norm = f"decoder_layers.{model.num_decoder_layers - 1}.feed_forward_norm"
+        for name in (f"{norm}.weight", f"{norm}.bias"):
+            scaled[name] = weights[name] / factor
+    return scaled
 
 
 def _make_settings(info: ModelInfo, sizes: list[int]) -> dict[str, Any]:
@@ -313,6 +323,15 @@ def _make_settings(info: ModelInfo, sizes: list[int]) -> dict[str, Any]:
         "right-left": False,
         "skip": False,
     }
+
+
+def _make_new_type_settings(model: ModelConfig, max_positions: int) -> dict[str, Any]:
+    """Return the settings that differ in Marian's type `transformer-new`."""
+    settings: dict[str, Any] = {"type": "transformer-new"}
+    if needs_position_table(model):
+        settings["transformer-train-position-embeddings"] = True
+        settings["max-length"] = max_positions  # rows of the table
+    return settings
 
 
 def _write_vocabularies(

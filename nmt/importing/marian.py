@@ -5,11 +5,12 @@ zeros. The import adds a padding piece with this embedding, so that decoding sta
 large negative output bias makes the probability of padding 0.
 """
 
-# Shapes: V rows of an embedding, D d_model.
+# Shapes: V rows of an embedding, D d_model, P positions.
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from nmt.importing.weights import (
     drop_tied_copies,
     make_state_dict,
 )
+from nmt.model.positions import sinusoidal_positions
 from nmt.runtime.metadata import parse_yaml
 from nmt.runtime.reading import check_regular, list_zip_members
 
@@ -59,8 +61,30 @@ _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is r
 _PAD = "<pad>"
 _PADDING_BIAS = -1e4  # far below every logit, and above the minimum of float16
 _SPM_NAMES = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
-# Rename tensors to the names that `make_state_dict` expects. Later rules read the results of
-# earlier ones: decoder_l1_self_Wq becomes decoder.layers.0.self_Wq, then ...self_attn.Wq, then
+_NEW_TYPE = "transformer-new"  # the newer of Marian's two implementations of the Transformer
+_TYPES = ("transformer", _NEW_TYPE)
+_POSITION_TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
+_MAX_POSITION_OFFSET = 3  # the largest offset that is tried on a position table
+# Rename the tensors of `transformer-new`, whose names are expressions in C++, to the names that
+# `make_state_dict` expects. A feed-forward network is a list of layers: Linear, activation, dropout
+# and Linear, of which the first three are one layer if the activation is ReLU.
+_NEW_RULES: list[Rule] = [
+    (r"^TransformerBatch(En|De)coder->", ""),
+    (r"->layers->at\((\d+)\)->as<marian::nn::Transformer\w+>\(\)->", r".layers.\1."),
+    (r"filterBlock->layers->at\(0\)->as<[\w:]+>\(\)->", "fc1."),
+    (r"filterBlock->layers->at\([13]\)->as<[\w:]+>\(\)->", "fc2."),
+    (r"(selfAttention|autoRegressive)Block->(pre|post)processor->norm->", "self_attn_layer_norm."),
+    (r"crossAttentionBlock->(pre|post)processor->norm->", "encoder_attn_layer_norm."),
+    (r"filterBlock->(pre|post)processor->norm->", "final_layer_norm."),
+    (r"^(encoder|decoder)->postprocessor->norm->", r"\1.layer_norm."),
+    (r"(selfAttention|autoRegressive)Block->selfAttention->", "self_attn."),
+    (r"crossAttentionBlock->crossAttention->", "encoder_attn."),
+    (r"\.([qkv])Proj->", r".\1_proj."),
+    (r"\.oProj->", ".out_proj."),
+    (r"^(encoder|decoder)->positionEmbedding->embeddings$", r"\1.embed_positions.weight"),
+]
+# Rename the tensors of `transformer`, and the embeddings of both. Later rules read the results
+# of earlier ones: decoder_l1_self_Wq becomes decoder.layers.0.self_Wq, then ...self_attn.Wq, then
 # ...self_attn.q_proj.W, and at last decoder.layers.0.self_attn.q_proj.weight.
 _RULES: list[Rule] = [
     (r"^Wemb$", "shared.weight"),
@@ -101,12 +125,12 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     settings_text = settings_bytes.decode("utf-8", errors="replace")
     settings = Settings(path, _parse_settings(path, settings_text))
     tensors = TensorFile(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
-    tensors.rename(_RULES)
+    tensors.rename([*_NEW_RULES, *_RULES])
     tensors.rename_output_bias("decoder_ff_logit_out_b")
     sizes = _add_padding(tensors, drop_tied_copies(tensors, must_tie_output=False))
     spm_paths = find_spm(folder, config, _SPM_NAMES)
     src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)
-    model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
+    model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
@@ -209,10 +233,11 @@ def _list_names(files: list[Path]) -> str:
 def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     """Convert an array: transpose matrices (in, out), and reshape vectors (1, n) to (n,).
 
-    Embeddings (V, D) are not transposed, nor are output layers whose name ends with "Wt".
+    Embeddings (V, D) and position tables (P, D) are not transposed, nor are output layers whose
+    name ends with "Wt".
     """
     tensor = torch.from_numpy(array)
-    if name.endswith("Wemb"):
+    if tensor.dim() == 1 or name.endswith(("Wemb", "->embeddings")):
         return tensor
     if tensor.dim() == 2 and tensor.size(0) == 1:
         return tensor[0]
@@ -303,12 +328,45 @@ def _convert_norm(settings: Settings) -> Norm:
     return _NORMS[operations]
 
 
-def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
+def _convert_positions(settings: Settings, tensors: TensorFile) -> dict[str, Any]:
+    """Return the settings of our model that concern positions. Drops a table that nmt computes.
+
+    Marian computes `sinusoidal_concat`. For models of Marian, transformers and CTranslate2 compute
+    `sinusoidal_halves`. The type `transformer-new` can also read a table, and then does not scale
+    the embeddings.
+    """
+    if not settings.get_bool("transformer-train-position-embeddings", False):
+        return {"positions": Positions.sinusoidal_concat}
+    if settings.get("type") != _NEW_TYPE:
+        raise settings.make_error("transformer-train-position-embeddings", True, "false")
+    for offset in range(_MAX_POSITION_OFFSET + 1):
+        for layout in (Positions.sinusoidal_halves, Positions.sinusoidal_concat):
+            compute_table = partial(
+                sinusoidal_positions,
+                d_model=settings.get_int("dim-emb"),
+                layout=layout,
+                offset=offset,
+            )
+            if any(tensors.differs_from_table(name, compute_table) for name in _POSITION_TABLES):
+                continue
+            for name in _POSITION_TABLES:
+                tensors.drop(name)
+            return {"positions": layout, "position_offset": offset, "scale_embedding": False}
+    num_positions = len(tensors.get_matrix(_POSITION_TABLES[0]))
+    return {
+        "positions": Positions.learned,
+        "num_positions": num_positions,
+        "scale_embedding": False,
+    }
+
+
+def _convert_architecture(
+    settings: Settings, tensors: TensorFile, *, has_tied_output: bool
+) -> ModelConfig:
     """Convert the architecture. Raises `ModelError` for a setting that nmt does not have."""
+    settings.require_choice("type", _TYPES)
     expected: dict[str, Any] = {  # a dictionary, since a keyword argument has no hyphens
-        "type": "transformer",
         "transformer-no-projection": False,
-        "transformer-train-position-embeddings": False,
         "transformer-tied-layers": [],
         "transformer-ffn-depth": 2,
         "transformer-pool": False,
@@ -326,6 +384,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     decoder = settings.get_choice("transformer-decoder-autoreg", _DECODERS, "self-attention")
     if decoder is Decoder.ssru:
         ssru_settings = {
+            "type": "transformer",
             "dec-cell": "ssru",
             "layer-normalization": False,
             "transformer-rnn-projection": False,
@@ -343,10 +402,8 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         attention_dropout=settings.get_dropout("transformer-dropout-attention"),
         activation_dropout=settings.get_dropout("transformer-dropout-ffn"),
         norm=norm,
-        # Marian has the wavelengths of Tensor2Tensor. For its models, transformers and CTranslate2
-        # have the wavelengths of the paper.
-        positions=Positions.sinusoidal_concat,
         activation=settings.get_choice("transformer-ffn-activation", _ACTIVATIONS),
         tied_output=has_tied_output,
         output_bias=True,
+        **_convert_positions(settings, tensors),
     )

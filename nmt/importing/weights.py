@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.config import Decoder, ModelConfig, Norm
+from nmt.config import Decoder, ModelConfig, Norm, Positions
 from nmt.errors import ModelError
 from nmt.runtime.torch_files import load_torch_file
 
@@ -213,6 +213,11 @@ def make_state_dict(tensors: TensorFile, config: ModelConfig, sizes: EmbeddingSi
         state |= _take_attention(
             tensors, f"{our_prefix}.cross_attention", f"{their_prefix}.encoder_attn", d_model
         )
+    if config.positions is Positions.learned:
+        for stack in ("encoder", "decoder"):
+            state[f"{stack}_positions"] = tensors.take(
+                f"{stack}.embed_positions.weight", config.num_positions, d_model
+            )
     if config.norm is Norm.pre:
         state |= _take_weight_and_bias(tensors, "encoder_norm", "encoder.layer_norm", d_model)
         state |= _take_weight_and_bias(tensors, "decoder_norm", "decoder.layer_norm", d_model)
