@@ -267,7 +267,9 @@ def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
     """Return the default choice of the group `data`."""
     keys = {argument.key for argument in arguments}
     names_data = any(key == "experiment" or key.startswith("data.") for key in keys)
-    return "numbers" if command.name == "preprocess" and not names_data else "files"
+    if command.name == "preprocess" and not names_data:
+        return "numbers"
+    return "files"
 
 
 def _reads_run(command: Command, arguments: Iterable[Argument]) -> bool:

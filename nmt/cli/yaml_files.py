@@ -143,7 +143,9 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     Several commands may use the file. Every key must be a setting of at least one command.
     """
     schemas = [command.schema for command in COMMANDS.values()]
-    keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
+    keys: set[str] = set()
+    for schema in schemas:
+        keys.update(setting.name for setting in dataclasses.fields(schema))
     for key, value in content.items():
         if key != "defaults" and key not in keys:
             our_key = OUR_KEY.get(key, str(key))

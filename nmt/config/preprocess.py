@@ -57,9 +57,9 @@ class FilterConfig(Settings):
     max_unknown: float = option(1.0, "maximum share of unknown and byte tokens", low=0, high=1)
     max_foreign: float = option(1.0, "maximum share of letters of other scripts", low=0, high=1)
     src_scripts: list[str] = option(
-        [], "scripts of the source, such as Latin; empty: those of its language"
+        [], "scripts of the source, such as Latin; empty: the scripts of its language"
     )
-    tgt_scripts: list[str] = option([], "scripts of the target; empty: those of its language")
+    tgt_scripts: list[str] = option([], "scripts of the target; empty: the scripts of its language")
     language: bool = option(False, "drop pairs in other languages (pip install nmt[langid])")
 
     def check(self) -> None:

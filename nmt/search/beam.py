@@ -147,8 +147,9 @@ class BeamSearch:
         """Return the log-probability (B, 1) that a live hypothesis must exceed to stay in the beam.
 
         Below this threshold, no continuation of the hypothesis can become a result. `lengths` (B,)
-        are its numbers of tokens. The shortest continuation only adds EOS: when the results are
-        full and the threshold is finite, `min_length` and forced prefixes no longer forbid EOS.
+        are its numbers of tokens. The shortest continuation only adds EOS. It is always allowed
+        when the threshold is finite: before the results are full, `min_length` and forced prefixes
+        have ceased to forbid EOS.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         return prune_threshold(

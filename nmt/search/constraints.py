@@ -230,7 +230,7 @@ def count_ngrams(tokens: Sequence[int], size: int) -> Counter[tuple[int, ...]]:
 
 
 def to_target_ids(sources: Sequence[Sequence[int]], tokenizer: Tokenizers) -> list[list[int]]:
-    """Return the target ids of the pieces of sources, -1 where the target has no such piece."""
+    """Map source ids to the target ids of the same pieces, -1 where the target lacks a piece."""
     if tokenizer.src is tokenizer.tgt:
         return [list(source) for source in sources]
     tgt_ids = {piece: token for token, piece in enumerate(tokenizer.tgt.all_pieces())}

@@ -80,9 +80,10 @@ class DiverseSearch(BeamSearch):
                 continue
             rows = (row_groups == group).nonzero().squeeze(1)  # indices of hypotheses
             # for each of these rows, the index of its pair in `pairs`
-            _, grid_rows = torch.unique_consecutive(pair_indices[rows], return_inverse=True)
+            row_pairs = pair_indices[rows]
+            _, grid_rows = torch.unique_consecutive(row_pairs, return_inverse=True)
             grid = BeamGrid(grid_rows, len(pairs), device)
-            sentences_of_rows = to_device(sentence_indices[pair_indices[rows]], device)
+            sentences_of_rows = to_device(sentence_indices[row_pairs], device)
             penalties = self._penalty * times_chosen[sentences_of_rows]  # (len(rows), V)
             best = self._rank_group(log_probs, to_device(rows, device), penalties, grid)
             index = to_device(pairs, device)

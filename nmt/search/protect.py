@@ -48,7 +48,7 @@ class ProtectedText(NamedTuple):
 
     @property
     def ends_word(self) -> bool:
-        """Whether the text ends with a letter or digit, which no letter or digit may follow."""
+        """Whether the text ends with a letter or digit, so that another one would continue it."""
         return self.text[-1].isalnum()
 
 

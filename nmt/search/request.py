@@ -138,7 +138,7 @@ class SearchRequest:
     def find_spellings(
         self, sentence: int, tokenizer: Tokenizers
     ) -> list[tuple[tuple[int, ...], ...]]:
-        """Return for each term of the glossary in a source the ids of its target forms.
+        """Return the ids of the target forms of each glossary term that occurs in a source.
 
         A translation must contain one form of each term. Leaves out terms that the tokenizer cannot
         encode.

@@ -49,7 +49,9 @@ class Downloads:
         """Return the path of a file, or None if it does not exist or was deleted."""
         self.expire()
         file = self._files.get(key)
-        return file.path if file is not None and file.path.is_file() else None
+        if file is None or not file.path.is_file():
+            return None
+        return file.path
 
     def expire(self) -> None:
         """Delete files that are too old, and the oldest files if all are too large together."""

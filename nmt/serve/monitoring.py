@@ -125,12 +125,15 @@ def log_access(fields: dict[str, Any]) -> None:
     """Write one JSON line about a request to the access log. Escapes unprintable characters."""
     line = json.dumps(fields, ensure_ascii=False, default=str)
     if not line.isprintable():
-        line = "".join(
-            # [1:-1]: the escape without quotes, such as \u2028
-            character if character.isprintable() else json.dumps(character)[1:-1]
-            for character in line
-        )
+        line = "".join(map(_escape_unprintable, line))
     access_log.info("%s", line)
+
+
+def _escape_unprintable(character: str) -> str:
+    """Return an unprintable character as an escape of JSON, such as \\u2028."""
+    if character.isprintable():
+        return character
+    return json.dumps(character)[1:-1]  # without quotes
 
 
 class OncePerMinute(logging.Filter):

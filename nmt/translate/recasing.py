@@ -28,7 +28,8 @@ def find_case(text: str) -> str:
         num_capitals = sum(map(str.isupper, text))
         num_letters = sum(map(str.isalpha, text))
         has_case = num_capitals >= _MIN_CAPITAL_SHARE * num_letters
-        return "upper" if has_case and num_capitals >= _MIN_CAPITALS else ""
+        is_upper = has_case and num_capitals >= _MIN_CAPITALS
+        return "upper" if is_upper else ""
     words = text.split()
     # Lo: letters without case, such as Chinese ones; marks such as the ʻ of Hawaiian are Lm
     if any(word[0].islower() or unicodedata.category(word[0]) == "Lo" for word in words):

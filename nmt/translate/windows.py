@@ -351,4 +351,6 @@ def choose_case(line: str, *, protect: bool) -> str:
 
     With `protect`, lines with placeholders, tags or addresses are not recased.
     """
-    return "" if protect and find_protected(line) else find_case(line)
+    if protect and find_protected(line):
+        return ""
+    return find_case(line)

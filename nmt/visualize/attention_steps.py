@@ -223,7 +223,8 @@ def find_token(pieces: list[str], words: list[str]) -> int:
 def _output_projection(model: Transformer, layer: int) -> Tensor:
     """Return W^O (H * d, D) of the self-attention of an encoder layer, counted from 1."""
     encoder_layer = cast(EncoderLayer, model.encoder_layers[layer - 1])
-    return encoder_layer.self_attention.out_projection.weight.detach().t().float().cpu()
+    weight = encoder_layer.self_attention.out_projection.weight  # (D, H * d)
+    return weight.detach().t().float().cpu()
 
 
 def steps_figure(token: FollowedToken, labels: list[str], style: Style) -> Figure:

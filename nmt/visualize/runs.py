@@ -87,7 +87,8 @@ def read_report(data_dir: str) -> dict[str, Any]:
 
 def without_first_tenth(values: list[float]) -> list[float]:
     """Return all values but the first tenth, which may be too large for the scale of a chart."""
-    return values[len(values) // 10 :]
+    num_skipped = len(values) // 10
+    return values[num_skipped:]
 
 
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:

@@ -26,12 +26,16 @@ def to_cpu(*tensors: Tensor) -> list[Tensor]:
     if tensors[0].device.type == "cpu":
         return list(tensors)
     # one int32 tensor holds the bits of floats and the values of integers
-    bits = [x.float().view(torch.int32) if x.is_floating_point() else x.int() for x in tensors]
-    copied = torch.cat([x.flatten() for x in bits]).cpu()
-    fetched = []
+    flat = []
+    for x in tensors:
+        bits = x.float().view(torch.int32) if x.is_floating_point() else x.int()
+        flat.append(bits.flatten())
+    copied = torch.cat(flat).cpu()
+    copies = []
     start = 0
     for x in tensors:
-        values = copied[start : start + x.numel()].view(x.shape)
-        fetched.append(values.view(torch.float32) if x.is_floating_point() else values.long())
-        start += x.numel()
-    return fetched
+        end = start + x.numel()
+        values = copied[start:end].view(x.shape)
+        copies.append(values.view(torch.float32) if x.is_floating_point() else values.long())
+        start = end
+    return copies

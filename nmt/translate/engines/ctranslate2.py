@@ -279,7 +279,10 @@ def _strategy(config: SearchConfig) -> dict[str, Any]:
 
 def _to_pieces(sentences: Sequence[Ids], pieces: list[str]) -> list[list[str]]:
     """Return the pieces of each sentence, the input of CTranslate2; `pieces` is the vocabulary."""
-    return [[pieces[token] for token in ids] for ids in sentences]
+    sentence_pieces = []
+    for ids in sentences:
+        sentence_pieces.append([pieces[token] for token in ids])
+    return sentence_pieces
 
 
 def _strongest_positions(attention: list[list[float]]) -> list[int]:
