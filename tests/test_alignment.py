@@ -15,8 +15,8 @@ from torch import Tensor
 from nmt.config import Norm
 from nmt.errors import ConfigError
 from nmt.model.alignment import alignment_layer
+from nmt.model.attention import attend, causal_mask
 from nmt.model.fast import FastTransformer
-from nmt.model.transformer import attend, causal_mask
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.config import Norm, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
-from nmt.model.transformer import MultiHeadAttention, causal_mask, padding_mask
+from nmt.model.attention import MultiHeadAttention, causal_mask, padding_mask
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.translate.attention import KINDS, PairAttention, word_numbers
 from nmt.translate.translator import Translator

@@ -25,7 +25,7 @@ from tiny import tiny_model
 import nmt
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.transformer import MultiHeadAttention
+from nmt.model.attention import MultiHeadAttention
 from nmt.search.stepper import ModelStepper
 from nmt.translate.attention import PairAttention
 from nmt.translate.translator import Translator

@@ -40,12 +40,13 @@ from nmt.checkpoint import ModelInfo, load_info, save_model
 from nmt.config import ModelConfig, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.model import fast
+from nmt.model.attention import attend, padding_mask
 from nmt.model.fast import FastTransformer, accelerate, freeze, layers
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
 from nmt.model.fast.packing import PackedContext, attend_packed, pack
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates, most_likely_tokens
-from nmt.model.transformer import Transformer, attend, padding_mask
+from nmt.model.transformer import Transformer
 from nmt.runtime.manifest import write_manifest
 from nmt.training.batches import make_batch
 from nmt.training.loss import Objective

@@ -19,7 +19,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_alignment import WordAligner
 from nmt.errors import ConfigError
 from nmt.model.alignment import alignment_attention
-from nmt.model.transformer import causal_mask
+from nmt.model.attention import causal_mask
 from nmt.training.initial_weights import use_initial_architecture
 
 NUM_IDS = 40

@@ -28,16 +28,9 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, Norm, Positions
 from nmt.model import positions, transformer
+from nmt.model.attention import MultiHeadAttention, as_context, attend, causal_mask, padding_mask
 from nmt.model.positions import TokenPositions, sinusoidal_positions
-from nmt.model.transformer import (
-    MultiHeadAttention,
-    Transformer,
-    as_context,
-    attend,
-    causal_mask,
-    count_parameters,
-    padding_mask,
-)
+from nmt.model.transformer import Transformer, count_parameters
 
 NORMS = [Norm.post, Norm.pre]
 LENGTHS = [7, 3, 5, 1]  # of source sentences, EOS included

@@ -43,7 +43,7 @@ from nmt.model.fast import freeze
 from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.single import SingleState, few_rows_norm
-from nmt.model.transformer import new_norm
+from nmt.model.layers import new_norm
 from nmt.search.beam import BeamSearch
 from nmt.search.constraints import ForbiddenTokens
 from nmt.search.hypotheses import Hypothesis

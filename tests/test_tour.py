@@ -15,6 +15,8 @@ from pages import ROOT, fenced_blocks, import_script
 # files of which every function is shown or linked
 WHOLE_FILES = [
     "nmt/model/transformer.py",
+    "nmt/model/attention.py",
+    "nmt/model/layers.py",
     "nmt/model/alignment.py",
     "nmt/training/loss.py",
     "nmt/data/batching.py",
@@ -93,7 +95,7 @@ def test_the_sections_are_those_of_the_annotated_transformer_in_its_order(
 def small_tour(tour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tour of one file, in a folder that a test may change."""
     (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / "nmt/model/transformer.py", tmp_path / "code.py")
+    shutil.copy(ROOT / "nmt/model/attention.py", tmp_path / "code.py")
     page = tmp_path / "docs/tour.md"
     page.write_text(
         "## Attention\n\nCode: [`attend`](../code.py)\n\n- [`value_weights @ v`](../code.py)"

@@ -28,18 +28,12 @@ from variants import VARIANTS
 from nmt.config import Activation, Decoder, ExportFormat, ModelConfig, NormLayer, Positions
 from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
+from nmt.model.attention import MultiHeadAttention, as_context, causal_mask, padding_mask
 from nmt.model.fast import FastTransformer, freeze
 from nmt.model.fast.packing import pack
+from nmt.model.layers import FeedForward, new_norm
 from nmt.model.positions import Learned, Rotary, TokenPositions
-from nmt.model.transformer import (
-    FeedForward,
-    MultiHeadAttention,
-    Transformer,
-    as_context,
-    causal_mask,
-    new_norm,
-    padding_mask,
-)
+from nmt.model.transformer import Transformer
 
 LENGTHS = [7, 3, 5, 1]
 B = 4
@@ -221,7 +215,7 @@ def test_head_size_sets_the_dimensions_of_all_heads_and_most_exports_refuse_it()
         assert "model.head_size=4" in unsupported
     with pytest.raises(ConfigError, match=r"model.num_heads=3: must divide .*model.head_size"):
         tiny_config(num_heads=3)
-    with pytest.raises(ConfigError, match="even number of dimensions of a head"):
+    with pytest.raises(ConfigError, match="even number of dimensions per head"):
         tiny_config(positions=Positions.rotary, head_size=5)
 
 

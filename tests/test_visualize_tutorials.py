@@ -19,8 +19,9 @@ from variants import VARIANTS
 from nmt.config import ModelConfig, Positions, SearchConfig, Theme, VisualizeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
+from nmt.model.attention import MultiHeadAttention, PaddedContext, padding_mask
 from nmt.model.positions import TokenPositions
-from nmt.model.transformer import MultiHeadAttention, PaddedContext, count_parameters, padding_mask
+from nmt.model.transformer import count_parameters
 from nmt.search.stepper import ModelStepper
 from nmt.translate.translator import Translator
 from nmt.visualize import (

@@ -12,16 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import Decoder, ModelConfig, TokenizerConfig
+from nmt.model.attention import MultiHeadAttention, causal_mask, padding_mask
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.packing import pack
-from nmt.model.transformer import (
-    FeedForward,
-    MultiHeadAttention,
-    Ssru,
-    Transformer,
-    causal_mask,
-    padding_mask,
-)
+from nmt.model.layers import FeedForward
+from nmt.model.transformer import Ssru, Transformer
 from nmt.training import costs
 
 torch.set_num_threads(1)

@@ -26,7 +26,8 @@ from nmt.data.batch import pad, pad_source
 from nmt.data.shuffle import shuffle_pairs
 from nmt.data.tokenizer import Tokenizers
 from nmt.export.shortlist import open_training_pairs
-from nmt.model.transformer import DecoderLayer, Layer, Transformer, causal_mask, padding_mask
+from nmt.model.attention import causal_mask, padding_mask
+from nmt.model.transformer import DecoderLayer, Layer, Transformer
 
 OUTPUT = "none"  # Marian's name of the output matrix, if a shortlist has selected its rows
 _NUM_PAIRS = 300

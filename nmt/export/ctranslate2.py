@@ -22,8 +22,8 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.export.huggingface import make_position_table
 from nmt.model.alignment import alignment_layer
+from nmt.model.layers import NORM_EPS
 from nmt.model.positions import Alibi
-from nmt.model.transformer import NORM_EPS
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]  # weights under the names of nmt
 _ACTIVATIONS = {

@@ -27,16 +27,11 @@ from nmt.config import ExportConfig, Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError, NmtError
 from nmt.model.alignment import alignment_layer, mean_alignment
+from nmt.model.attention import MultiHeadAttention, attend, repeat_heads
+from nmt.model.layers import RmsNorm
 from nmt.model.positions import Sinusoidal, TokenPositions
 from nmt.model.ssru import Ssru
-from nmt.model.transformer import (
-    DecoderLayer,
-    MultiHeadAttention,
-    RmsNorm,
-    Transformer,
-    attend,
-    repeat_heads,
-)
+from nmt.model.transformer import DecoderLayer, Transformer
 from nmt.search.constraints import forbidden_ids
 
 OPSET = 18  # version of the ONNX operators

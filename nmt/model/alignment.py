@@ -9,7 +9,8 @@ from typing import cast
 from torch import Tensor
 
 from nmt.config import ModelConfig
-from nmt.model.transformer import DecoderLayer, MultiHeadAttention, Transformer
+from nmt.model.attention import MultiHeadAttention
+from nmt.model.transformer import DecoderLayer, Transformer
 
 
 def alignment_layer(num_decoder_layers: int) -> int:

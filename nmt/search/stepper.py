@@ -19,12 +19,12 @@ from torch import Tensor
 from nmt.config import Combine, choose
 from nmt.errors import ConfigError
 from nmt.model.alignment import alignment_attention, mean_alignment
+from nmt.model.attention import AttentionWeights
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.packing import pack
 from nmt.model.fast.single import SingleState
 from nmt.model.fast.transfer import to_device
-from nmt.model.transformer import AttentionWeights
 
 MAX_LOGITS = 1 << 24  # number of logits computed at a time in `score`; they take 64 MiB in float32
 STEP_ROWS = 128  # number of hypotheses whose logits a CPU computes at a time in `step`

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.alignment import alignment_attention, mean_alignment
+from nmt.model.attention import AttentionWeights
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
-from nmt.model.transformer import AttentionWeights
 from nmt.training.batches import Batch
 from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from nmt.config import Optimizer, OptimizerConfig
+from nmt.model.attention import MultiHeadAttention
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import FastLinear
-from nmt.model.transformer import MultiHeadAttention
 
 _LAYER_PREFIXES = ("encoder_layers.", "decoder_layers.")  # names of parameters begin with these
 

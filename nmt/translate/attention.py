@@ -20,8 +20,8 @@ from nmt.config import Decoder, SearchConfig
 from nmt.data.languages import Tags, encode_starts
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
+from nmt.model.attention import AttentionWeights, causal_mask, padding_mask
 from nmt.model.fast import FastTransformer
-from nmt.model.transformer import AttentionWeights, causal_mask, padding_mask
 from nmt.search.request import Ids, SearchRequest
 from nmt.search.stepper import ModelStepper
 from nmt.translate.engines.auto import AutoBackend

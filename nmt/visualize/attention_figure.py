@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from nmt.config import AttentionKind, Engine, VisualizeConfig
 from nmt.data.text import read_input
 from nmt.errors import ConfigError, DataError
+from nmt.model.attention import causal_mask
 from nmt.model.fast import FastTransformer
-from nmt.model.transformer import causal_mask
 from nmt.runtime.distributed import set_num_threads
 from nmt.translate.attention import PairAttention, attention_model
 from nmt.translate.translator import Translator

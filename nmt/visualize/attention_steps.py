@@ -18,16 +18,10 @@ from torch import Tensor
 from nmt.config import Norm, VisualizeConfig
 from nmt.data.languages import encode_sources
 from nmt.errors import ConfigError
+from nmt.model.attention import PaddedContext, attend, padding_mask, repeat_heads
 from nmt.model.fast import FastTransformer
 from nmt.model.positions import TokenPositions
-from nmt.model.transformer import (
-    EncoderLayer,
-    PaddedContext,
-    Transformer,
-    attend,
-    padding_mask,
-    repeat_heads,
-)
+from nmt.model.transformer import EncoderLayer, Transformer
 from nmt.translate.attention import add_source_eos
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_single_model, read_sentences

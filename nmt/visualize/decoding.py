@@ -22,8 +22,8 @@ from nmt.data.languages import encode_sources
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.model.alignment import alignment_layer
+from nmt.model.attention import padding_mask
 from nmt.model.fast import FastTransformer
-from nmt.model.transformer import padding_mask
 from nmt.runtime.pages import load_page_templates
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.attention import add_source_eos, attention_model, pair_attention

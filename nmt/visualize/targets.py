@@ -16,7 +16,8 @@ from nmt.config import VisualizeConfig
 from nmt.data.languages import encode_sources, tag_lines
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.model.transformer import Transformer, causal_mask, padding_mask
+from nmt.model.attention import causal_mask, padding_mask
+from nmt.model.transformer import Transformer
 from nmt.translate.attention import add_source_eos
 from nmt.visualize.attention_figure import load_single_model, load_translator, read_sentences
 from nmt.visualize.embeddings import choose_words, list_text_ids

@@ -21,8 +21,8 @@ from nmt.config import (
     VisualizeConfig,
 )
 from nmt.errors import ConfigError
+from nmt.model.attention import causal_mask, padding_mask
 from nmt.model.positions import sinusoidal_positions
-from nmt.model.transformer import causal_mask, padding_mask
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.schedule import learning_rate, peak_learning_rate
 from nmt.visualize.style import Style

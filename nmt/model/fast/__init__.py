@@ -1,4 +1,4 @@
-"""Optimized drop-in replacements for the layers of `nmt.model.transformer`.
+"""Optimized drop-in replacements for the layers of `nmt.model`.
 
 They add packing and a KV cache. `accelerate` gives a model these layers, which changes its results
 by rounding only. Only this package uses private operators of torch, each of them with a public
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.model.attention import AttentionContext, AttentionWeights, MultiHeadAttention
 from nmt.model.fast.attention import FastAttention
 from nmt.model.fast.decode import DecodingState, StepDecoder
 from nmt.model.fast.layers import (
@@ -31,14 +32,9 @@ from nmt.model.fast.layers import (
 from nmt.model.fast.packing import PackedContext, Packing, pack
 from nmt.model.fast.single import SingleState, SingleTransformer, can_decode_single
 from nmt.model.fast.ssru import FastSsru
+from nmt.model.layers import FeedForward
 from nmt.model.ssru import Ssru
-from nmt.model.transformer import (
-    AttentionContext,
-    AttentionWeights,
-    FeedForward,
-    MultiHeadAttention,
-    Transformer,
-)
+from nmt.model.transformer import Transformer
 
 _CPU_ENCODER_TOKENS = 1024  # a CPU encodes about this many at a time, so that its caches suffice
 

@@ -9,9 +9,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from nmt.model.fast.layers import FastLinear
-from nmt.model.fast.packing import PackedContext, attend_packed
-from nmt.model.transformer import (
+from nmt.model.attention import (
     AttentionContext,
     AttentionWeights,
     MultiHeadAttention,
@@ -19,6 +17,8 @@ from nmt.model.transformer import (
     attention_weights,
     repeat_heads,
 )
+from nmt.model.fast.layers import FastLinear
+from nmt.model.fast.packing import PackedContext, attend_packed
 
 
 class FastAttention(MultiHeadAttention):

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.config import Activation
+from nmt.model.attention import AttentionWeights, attend, repeat_heads
 from nmt.model.fast.attention import FastAttention
 from nmt.model.fast.cache import (
     AttentionCache,
@@ -36,7 +37,7 @@ from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
 from nmt.model.fast.transfer import to_device
 from nmt.model.positions import TokenPositions
-from nmt.model.transformer import AttentionWeights, DecoderLayer, attend, repeat_heads
+from nmt.model.transformer import DecoderLayer
 
 TensorFunction = Callable[[Tensor], Tensor]
 _MAX_LIVE_SHARE = 0.75  # of the sentences; with fewer live ones, finished sentences are dropped
@@ -116,7 +117,7 @@ def attend_with_position_bias(
 def attend_returning_weights(
     attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
-    """Attend as the layers of `nmt.model.transformer`, with the masks and shapes of a step.
+    """Attend as `nmt.model.attention` does, with the masks and shapes of a step.
 
     Takes the tensors of `attend_masked`; returns heads (B, H, W, d) and weights (B, H, W, C).
     """

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.config import Activation
-from nmt.model.transformer import FeedForward
+from nmt.model.layers import FeedForward
 
 ROWS_STEP = 64
 """More than 512 rows are padded to a multiple of this, which costs a copy."""

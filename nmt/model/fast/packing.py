@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nmt.model.attention import causal_mask
 from nmt.model.fast.transfer import to_device
 from nmt.model.positions import TokenPositions, distance_matrix
-from nmt.model.transformer import causal_mask
 
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
 MASKED = -1e30  # added to a logit; finite, so that a row of masked logits gives no NaN

@@ -23,20 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.config import Activation, Decoder
+from nmt.model.attention import repeat_heads
 from nmt.model.fast.attention import FastAttention
 from nmt.model.fast.decode import TensorFunction, norm_function
 from nmt.model.fast.layers import FastLinear, round_up_rows
+from nmt.model.layers import ACTIVATIONS, NORM_EPS, FeedForward, RmsNorm
 from nmt.model.positions import TokenPositions
-from nmt.model.transformer import (
-    ACTIVATIONS,
-    NORM_EPS,
-    DecoderLayer,
-    EncoderLayer,
-    FeedForward,
-    RmsNorm,
-    Transformer,
-    repeat_heads,
-)
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 MAX_ROWS = 8  # largest number of hypotheses; `nmt.model.fast.decode` decodes more
 _MIN_CAPACITY = 64  # number of columns of a new cache
