@@ -184,8 +184,8 @@ def test_a_round_waits_for_the_next_request_of_clients_that_were_just_answered(
     tokenizer: Tokenizer, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the request comes in this time
-    monkeypatch.setattr(round_runner, "_GATHER_SHARE", 1e6)
-    monkeypatch.setattr(round_runner, "_MAX_GATHER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(round_runner, "_WAIT_SHARE", 1e6)
+    monkeypatch.setattr(round_runner, "_MAX_WAIT_SECONDS", PATIENCE_SECONDS)
     models, engine = copying(tokenizer)
     with running(models) as server:
         engine.gate.clear()

@@ -100,7 +100,7 @@ def compose_command(
         if command_line.is_sweep or command_line.hydra_words:
             # Hydra composes a config from the stored defaults before it calls `compose` for a run
             corpus = _default_corpus(command, arguments)
-            defaults = _command_defaults(command.name, _reads_run(command, arguments))
+            defaults = _command_defaults(command.name, _uses_run_model(command, arguments))
             _store_for_hydra(command.name, corpus, defaults, unused_groups=())
             compose = functools.partial(_compose_arguments, command)
             run_hydra(command, command_line, arguments, compose, run)
@@ -255,12 +255,14 @@ def _compose_files(
 ) -> DictConfig:
     """Merge the defaults of a command and its YAML files, chosen by config group."""
     corpus = _default_corpus(command, arguments)
-    reads_run = _reads_run(command, arguments)
+    uses_run_model = _uses_run_model(command, arguments)
     group_choices = tuple(f"{group}={name}" for group, name in chosen_files.items())
     has_only_our_files = all(name in choices(group) for group, name in chosen_files.items())
     if has_only_our_files:
-        return copy.deepcopy(_compose_our_files(command.name, corpus, reads_run, group_choices))
-    return _compose_with_hydra(command.name, corpus, reads_run, group_choices)
+        return copy.deepcopy(
+            _compose_our_files(command.name, corpus, uses_run_model, group_choices)
+        )
+    return _compose_with_hydra(command.name, corpus, uses_run_model, group_choices)
 
 
 def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
@@ -272,8 +274,8 @@ def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
     return "files"
 
 
-def _reads_run(command: Command, arguments: Iterable[Argument]) -> bool:
-    """Return whether the model in `run_dir` is the default model of a command."""
+def _uses_run_model(command: Command, arguments: Iterable[Argument]) -> bool:
+    """Return whether the default of `model_dir` is the run in `run_dir`."""
     defaults = _schema_defaults(command.name)
     if "model_dir" not in defaults or "run_dir" in defaults:
         return False
@@ -286,10 +288,10 @@ def _reads_run(command: Command, arguments: Iterable[Argument]) -> bool:
 
 
 def _compose_with_hydra(
-    name: str, corpus: str, reads_run: bool, group_choices: tuple[str, ...]
+    name: str, corpus: str, uses_run_model: bool, group_choices: tuple[str, ...]
 ) -> DictConfig:
     """Merge the defaults and the YAML files of a command."""
-    command_defaults = _command_defaults(name, reads_run)
+    command_defaults = _command_defaults(name, uses_run_model)
     with ExitStack() as stack:
         if GlobalHydra.instance().is_initialized():  # by a sweep, of which this is a job
             # store the defaults, which Hydra composes again for the next job
@@ -307,10 +309,10 @@ def _compose_with_hydra(
 _compose_our_files = functools.cache(_compose_with_hydra)
 
 
-def _command_defaults(name: str, reads_run: bool) -> dict[str, Any]:
+def _command_defaults(name: str, uses_run_model: bool) -> dict[str, Any]:
     """Return the defaults of the settings of a command."""
     defaults = _schema_defaults(name)
-    if reads_run:
+    if uses_run_model:
         return {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
     return defaults
 

@@ -26,7 +26,7 @@ from nmt.config import (
     TranslateConfig,
     resolve_path,
 )
-from nmt.data.languages import encode_starts, find_source_prefix
+from nmt.data.languages import encode_tag, find_source_prefix
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.export.conversion import MAX_POSITIONS
@@ -139,8 +139,7 @@ class WindowTranslator:
         self.directions = translator.directions
         self.source_prefix = find_source_prefix(translator.tokenizer.src, self.options.tags)
         """The text that precedes each line in the input of the model, such as a language tag."""
-        # the start of an empty line has only the tag
-        [tag_ids] = encode_starts(translator.tokenizer.tgt, [""], self.options.tags.tgt)
+        tag_ids = encode_tag(translator.tokenizer.tgt, self.options.tags.tgt)
         self.num_tag_tokens = len(tag_ids)  # tokens of the target tag before each translation
         self._translator = translator if self.is_in_process else None
 

@@ -287,6 +287,12 @@ def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[
     return [ids or tokenizer.prefix for ids in tokenizer.encode_batch(tag_lines(texts, tag))]
 
 
+def encode_tag(tokenizer: Tokenizer, tag: str) -> list[int]:
+    """Return the ids of a target tag, with which each target must begin; see `encode_starts`."""
+    [ids] = encode_starts(tokenizer, [""], tag)
+    return ids
+
+
 def encode_sources(
     tokenizer: Tokenizer, lines: Sequence[str], tags: Tags, *, first_line: int = 0
 ) -> list[list[int]]:

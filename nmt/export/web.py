@@ -22,7 +22,7 @@ from torch import Tensor
 import nmt
 from nmt.checkpoint import ModelInfo
 from nmt.config import ExportConfig, SearchConfig, resolve_path
-from nmt.data.languages import LanguagePair, encode_starts
+from nmt.data.languages import LanguagePair, encode_tag
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError
 from nmt.export.onnx import write_onnx
@@ -165,7 +165,7 @@ def _directions(info: ModelInfo, tokenizers: Tokenizers) -> list[dict[str, Any]]
     """Return the languages of each direction, its source tag, and the ids of its target tag."""
     directions = []
     for pair in info.directions or [LanguagePair(info.src_lang, info.tgt_lang)]:
-        [prefix] = encode_starts(tokenizers.tgt, [""], pair.tgt_tag)
+        prefix = encode_tag(tokenizers.tgt, pair.tgt_tag)
         direction = {
             "source": pair.src_lang,
             "target": pair.tgt_lang,

@@ -20,7 +20,7 @@ from nmt.errors import ConfigError
 from nmt.search.protect import protected_spans, without_space
 
 _CASE = "case"  # flag: the source must have the case of the term
-_PART = "part"  # flag: the term is also found inside of words
+_INSIDE = "part"  # flag: the term is also found inside of words
 # a character of a script without spaces between words, which counts as a word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
 # `regex` instead of `re`, whose \w does not match vowel signs of Hindi and other languages
@@ -36,7 +36,7 @@ class Entry:
     source: str
     targets: tuple[str, ...]  # a translation must contain one of these forms
     matches_case: bool = False  # whether it is only found in the case of `source`
-    matches_parts: bool = False  # whether it is also found inside of words
+    matches_inside_words: bool = False  # whether it is also found inside of words
 
 
 def parse_entry(line: str) -> Entry:
@@ -52,11 +52,17 @@ def parse_entry(line: str) -> Entry:
     if not _WORD.search(source) or not targets or not is_printable:
         raise ConfigError(f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair a line")
     flags = set(flag_text.replace(",", " ").split())
-    unknown_flags = flags - {_CASE, _PART}
+    unknown_flags = flags - {_CASE, _INSIDE}
     if unknown_flags:
         flag = min(unknown_flags)
         raise ConfigError(f"glossary: {line!r:.80}: no flag {flag!r:.20}; write case or part")
-    return Entry(line, source, targets, _CASE in flags, _PART in flags)
+    return Entry(
+        line,
+        source,
+        targets,
+        matches_case=_CASE in flags,
+        matches_inside_words=_INSIDE in flags,
+    )
 
 
 def _normalize(text: str) -> str:
@@ -90,8 +96,8 @@ class Glossary:
         self._by_words: dict[tuple[str, ...], list[Entry]] = {}
         # the number of words of the longest source, keyed by the first word
         self._max_words: dict[str, int] = {}
-        # the entries that are also found inside of words, keyed by the case-folded source
-        self._parts: dict[str, list[Entry]] = {}
+        # the entries with `matches_inside_words`, keyed by the case-folded source
+        self._inside_entries: dict[str, list[Entry]] = {}
         self._has_exact_terms = False  # whether an entry has `matches_case`
         for entry in entries:
             self._line_numbers.setdefault(entry.line, len(self.lines))
@@ -100,11 +106,11 @@ class Glossary:
             words = tuple(word.casefold() for word in _WORD.findall(entry.source))
             self._by_words.setdefault(words, []).append(entry)
             self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
-            if entry.matches_parts:
-                self._parts.setdefault(entry.source.casefold(), []).append(entry)
+            if entry.matches_inside_words:
+                self._inside_entries.setdefault(entry.source.casefold(), []).append(entry)
         # longest first, since a pattern takes the first alternative that matches
-        alternatives = sorted(map(re.escape, self._parts), key=len, reverse=True)
-        self._part_pattern = re.compile("|".join(alternatives)) if alternatives else None
+        alternatives = sorted(map(re.escape, self._inside_entries), key=len, reverse=True)
+        self._inside_pattern = re.compile("|".join(alternatives)) if alternatives else None
 
     def find(self, text: str) -> list[tuple[str, ...]]:
         """Return the target forms of each term that occurs in `text`, in order.
@@ -200,10 +206,10 @@ class Glossary:
                     break
                 num_words -= 1
             if num_words == 0:
-                yield from self._find_parts(word_matches[first])
+                yield from self._find_inside_word(word_matches[first])
             first += max(num_words, 1)
 
-    def _find_parts(self, word_match: re.Match[str]) -> Iterator[_Match]:
+    def _find_inside_word(self, word_match: re.Match[str]) -> Iterator[_Match]:
         """Yield the terms inside a word.
 
         Skips words whose length changes with case folding, such as "Maß": positions in the folded
@@ -211,11 +217,11 @@ class Glossary:
         """
         word = word_match.group()
         folded = word.casefold()
-        if self._part_pattern is None or len(folded) != len(word):
+        if self._inside_pattern is None or len(folded) != len(word):
             return
-        for match in self._part_pattern.finditer(folded):
+        for match in self._inside_pattern.finditer(folded):
             matched = word[match.start() : match.end()]
-            entries = _choose_entries(self._parts[match.group()], matched)
+            entries = _choose_entries(self._inside_entries[match.group()], matched)
             if entries:
                 offset = word_match.start()
                 yield _Match(offset + match.start(), offset + match.end(), entries)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from nmt.config import SearchConfig
-from nmt.data.languages import Tags, encode_starts
+from nmt.data.languages import Tags, encode_tag
 from nmt.search.request import SearchRequest
 from nmt.translate.batch_search import BatchSearch, SearchResult, Segment
 from nmt.translate.engines.native import NativeBackend
@@ -62,13 +62,13 @@ class BatchOptions:
         # all sentences of a search that others can join begin with the same tokens
         if self.has_prefix or not isinstance(backend, NativeBackend):
             return False
-        prefixes = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
-        return backend.can_join(SearchRequest([], self.search, prefixes))
+        tag_ids = encode_tag(self.translator.tokenizer.tgt, self.tags.tgt)
+        return backend.can_join(SearchRequest([], self.search, [tag_ids]))
 
     @property
     def num_forced(self) -> int:
         """Number of tokens of the tag that each translation begins with."""
-        [tag_ids] = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
+        tag_ids = encode_tag(self.translator.tokenizer.tgt, self.tags.tgt)
         return len(tag_ids)
 
     def can_share_batch(self, options: BatchOptions) -> bool:

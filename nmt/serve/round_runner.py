@@ -39,8 +39,8 @@ _ROUND_SECONDS = 0.5  # planned duration of a round, so that new clients do not 
 _MIN_SEGMENTS = 32  # a round with fewer segments may take longer, since small batches are slow
 _MAX_JOINED_SEGMENTS = 2048  # no segments join a round that has had this number of segments
 _MAX_CONCURRENT_CALLS = 8  # of `call_function`
-_GATHER_SHARE = 0.15  # share of the duration of a round that the next round waits for requests
-_MAX_GATHER_SECONDS = 0.1  # upper limit of this time
+_WAIT_SHARE = 0.15  # share of the duration of a round that the next round waits for requests
+_MAX_WAIT_SECONDS = 0.1  # upper limit of this time
 _POLL_SECONDS = 0.001
 _MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
 _MIN_MEASURED_SECONDS = 1e-4  # avoids a division by 0
@@ -127,7 +127,7 @@ class RoundRunner:
 
     async def _run_next_round(self, worker_index: int, expectation: _Expectation) -> _Expectation:
         """Run a round if segments wait; return the requests that the next round can expect."""
-        await self._gather(expectation)
+        await self._wait_for_expected(expectation)
         search_round = self._take_round(only_urgent=self._is_reserved(worker_index))
         if search_round is None:
             self._wake_events[worker_index].clear()
@@ -143,10 +143,10 @@ class RoundRunner:
         if search_round.options.can_join:
             return _Expectation(0, 0.0)  # later requests can join, so no round waits for them
         end = time.monotonic()
-        wait_seconds = min(_GATHER_SHARE * (end - start), _MAX_GATHER_SECONDS)
+        wait_seconds = min(_WAIT_SHARE * (end - start), _MAX_WAIT_SECONDS)
         return _Expectation(search_round.num_expected, end + wait_seconds)
 
-    async def _gather(self, expectation: _Expectation) -> None:
+    async def _wait_for_expected(self, expectation: _Expectation) -> None:
         """Once a segment waits, wait a moment for the expected requests, at most `_MIN_SEGMENTS`.
 
         A client that was just answered may send its next request at once. If a round started before

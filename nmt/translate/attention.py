@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import Decoder, SearchConfig
-from nmt.data.languages import Tags, encode_starts
+from nmt.data.languages import Tags, encode_tag
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.model.attention import AttentionWeights, causal_mask, padding_mask
@@ -162,8 +162,7 @@ def search_targets(
     target_ids: list[list[int]] = [[] for _ in source_ids]
     searched = [i for i, ids in enumerate(source_ids) if ids]
     if searched:
-        # the ids with which a target starts: the tag of its language, if the model has tags
-        [tag_ids] = encode_starts(tokenizer.tgt, [""], tags.tgt)
+        tag_ids = encode_tag(tokenizer.tgt, tags.tgt)
         request = SearchRequest(
             [source_ids[i] for i in searched],
             config,

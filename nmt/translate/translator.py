@@ -27,7 +27,7 @@ from nmt.data.languages import (
     choose_tags,
     default_directions,
     encode_sources,
-    encode_starts,
+    encode_tag,
     list_language_directions,
     tag_lines,
 )
@@ -272,7 +272,7 @@ class Translator:
         if options.unk_replacement:
             config = replace(config, alignment=True)
         self.backend.check(config)
-        [tag_ids] = encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)
+        tag_ids = encode_tag(self.tokenizer.tgt, options.tags.tgt)
         return BatchSearch(
             self.backend,
             config,

@@ -20,6 +20,7 @@ from nmt.data.languages import (
     Tags,
     encode_sources,
     encode_starts,
+    encode_tag,
     split_tag,
     tag_lines,
 )
@@ -220,7 +221,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     encoder = _SourceEncoder(tokenizer.src, options)
     line_ids = encoder.encode(texts, tags, first_line=window.first_line)
     # the ids that a translation starts with, unless the user gives a prefix: the tag, if any
-    [tag_ids] = encode_starts(tokenizer.tgt, [""], tags.tgt)
+    tag_ids = encode_tag(tokenizer.tgt, tags.tgt)
     line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
         line_prefixes = encode_starts(tokenizer.tgt, window.prefixes, tags.tgt)

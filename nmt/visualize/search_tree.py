@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from nmt.config import VisualizeConfig
-from nmt.data.languages import encode_sources, encode_starts
+from nmt.data.languages import encode_sources, encode_tag
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.search.hypotheses import Beam, Hypothesis
@@ -89,7 +89,7 @@ def record_search(
     request = SearchRequest(
         encode_sources(tokenizer.src, [line], tags),
         translator.search_config(beam_size=beam_size),
-        prefixes=encode_starts(tokenizer.tgt, [""], tags.tgt),
+        prefixes=[encode_tag(tokenizer.tgt, tags.tgt)],
         constraints=[record],
     )
     [hypotheses] = search(stepper, request, tokenizer)
