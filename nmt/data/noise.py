@@ -265,7 +265,8 @@ class WordSegmenter:
             if not merge_scores:
                 break
             best = max(merge_scores, key=merge_scores.__getitem__)  # the leftmost among equals
-            symbols[best : best + 2] = [symbols[best] + symbols[best + 1]]
+            merged = symbols[best] + symbols[best + 1]
+            symbols[best : best + 2] = [merged]
         if not all(symbol in self.scores for symbol in symbols):
             return []
         return symbols

@@ -122,6 +122,11 @@ def _is_alphabetic(character: str) -> bool:
     return character.isalpha() and not is_wide
 
 
+def _replace(text: str, position: int, replacement: str) -> str:
+    """Replace the character at `position`."""
+    return text[:position] + replacement + text[position + 1 :]
+
+
 def _swap(text: str, position: int, rng: Random) -> str:
     """Exchange a character and the next one."""
     pair = text[position : position + 2]
@@ -130,22 +135,23 @@ def _swap(text: str, position: int, rng: Random) -> str:
 
 def _leave_out(text: str, position: int, rng: Random) -> str:
     """Remove a character."""
-    return text[:position] + text[position + 1 :]
+    return _replace(text, position, "")
 
 
 def _repeat(text: str, position: int, rng: Random) -> str:
     """Write a character twice."""
-    return text[: position + 1] + text[position] + text[position + 1 :]
+    return _replace(text, position, 2 * text[position])
 
 
 def _hit_neighbor(text: str, position: int, rng: Random) -> str:
     """Replace a character by a neighbor on the keyboard."""
-    return text[:position] + _draw_neighbor(text[position], rng) + text[position + 1 :]
+    return _replace(text, position, _draw_neighbor(text[position], rng))
 
 
 def _add_neighbor(text: str, position: int, rng: Random) -> str:
     """Insert a neighbor on the keyboard after a character."""
-    return text[: position + 1] + _draw_neighbor(text[position], rng) + text[position + 1 :]
+    letter = text[position]
+    return _replace(text, position, letter + _draw_neighbor(letter, rng))
 
 
 def _draw_neighbor(letter: str, rng: Random) -> str:
@@ -169,8 +175,8 @@ def _draw_neighbor(letter: str, rng: Random) -> str:
 
 def _use_similar(text: str, position: int, rng: Random) -> str:
     """Replace a character by one that looks alike."""
-    similar = _SIMILAR.get(text[position].lower(), text[position])
-    return text[:position] + similar + text[position + 1 :]
+    letter = text[position]
+    return _replace(text, position, _SIMILAR.get(letter.lower(), letter))
 
 
 def _join_repeated(text: str, position: int, rng: Random) -> str:

@@ -286,8 +286,11 @@ def _encode_words(tokenizer: Tokenizer, text: str) -> _EncodedWords | None:
     number of words than the text has.
     """
     ids = tokenizer.encode(text)
+    if not ids:
+        return None
     words = number_words(tokenizer.pieces(ids))
-    if not ids or words[-1] + 1 != len(text.split()):
+    num_words = words[-1] + 1
+    if num_words != len(text.split()):
         return None
     return _EncodedWords(ids, words)
 

@@ -133,8 +133,10 @@ class WordAligner:
         # matter, since `prior` is 0 there.
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
-        is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), False for padding
-        keys = src[:, :, None] * self._num_tgt + tgt[:, None, :]  # (B, S, T)
+        src_column = src[:, :, None]  # (B, S, 1)
+        tgt_row = tgt[:, None, :]  # (B, 1, T)
+        is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
+        keys = src_column * self._num_tgt + tgt_row  # (B, S, T)
         pair_keys = keys[is_pair]  # (P,), without padding, since searching takes most of the time
         # (P,): the index of each key in `_keys`, or any index if `_keys` lacks it
         key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
@@ -144,7 +146,7 @@ class WordAligner:
         tgt_probs[is_pair] = np.where(is_known, self._tgt_probs[key_indices], 0.0)
         src_probs[is_pair] = np.where(is_known, self._src_probs[key_indices], 0.0)
         if has_joint_ids:
-            copy_prob = np.where(src[:, :, None] == tgt[:, None, :], _MIN_COPY_PROB, 0.0)
+            copy_prob = np.where(src_column == tgt_row, _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
             src_probs = np.maximum(src_probs, copy_prob)
         # (B, S, T): distances of links from the diagonal

@@ -149,7 +149,7 @@ def drop_by_tokens(
     src_unknown, tgt_unknown = unknown
     max_ratio = config.filter.max_ratio
     max_unknown = config.filter.max_unknown
-    drop_masks = {
+    drop_masks = {  # which sources and which targets each filter drops
         _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),  # the tag is the only text
         "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),  # 1 for EOS
     }

@@ -155,7 +155,8 @@ def _count_steep_pairs(statistics: Statistics) -> int:
     """Estimate how many pairs have one side with `_STEEP_RATIO` times the tokens of the other."""
     src_bins, tgt_bins, counts = _count_by_bins(statistics)
     starts = bin_starts()
-    middles = (starts[:-1] + starts[1:] - 1) // 2  # middle length of each bin, in tokens
+    largest_lengths = starts[1:] - 1  # in tokens
+    middles = (starts[:-1] + largest_lengths) // 2  # middle length of each bin
     # at most the longest line, since the middle of its bin may be longer
     src = np.minimum(middles[src_bins], statistics.src.longest)
     tgt = np.minimum(middles[tgt_bins], statistics.tgt.longest)
@@ -432,7 +433,9 @@ def _list_details(report: Report) -> Iterator[tuple[str, str]]:
 
 def _list_reasons(summary: Report, key: str, split: str) -> Iterator[str]:
     """Yield each key of `summary[key]`, which is `dropped` or `replaced`, with its number."""
-    for reason, number in sorted(summary[key].items(), key=lambda item: (-item[1], item[0])):
+    counts = summary[key]
+    for reason in sorted(counts, key=lambda reason: (-counts[reason], reason)):
+        number = counts[reason]
         text = f"{reason} {number:,}"
         if key == "dropped":
             text += f" ({number / summary['read']:.1%})"

@@ -73,6 +73,7 @@ def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
 
 
 def _unwrap_enum(value: Any) -> Any:
+    """Return the value of a member of an enum, and other values unchanged."""
     return getattr(value, "value", value)
 
 
@@ -143,8 +144,8 @@ def adapt_vocabulary(
                 f"freeze=[embeddings]: {num_new} pieces that init_from does not know would stay "
                 "untrained; leave it out"
             )
-        adapted[name] = random_weights[name].clone()
-        adapted[name][new_ids] = old_rows[old_ids].to(adapted[name])
+        rows = random_weights[name].clone()
+        rows[new_ids] = old_rows[old_ids].to(rows)
         if is_extension:
             # for each new piece, the ids of the old pieces that it joins
             joined_ids = segment_new_pieces(old_tokenizer, new_tokenizer)
@@ -154,17 +155,17 @@ def adapt_vocabulary(
                 # of the source has the other new pieces.
                 joined_ids |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
             new_rows = _compute_new_rows(old_rows, old_tokenizer, new_tokenizer, joined_ids)
-            num_old = len(old_rows)
-            adapted[name][num_old:] = new_rows.to(adapted[name])
+            rows[len(old_rows) :] = new_rows.to(rows)
         else:
             log.info(
                 "%s: another vocabulary; %d of %d rows are kept, %d pieces are new",
                 name,
                 len(new_ids),
-                len(adapted[name]),
+                len(rows),
                 num_new,
             )
-        _copy_rows(adapted[name], old_rows, init_rows, old_tokenizer, new_tokenizer)
+        _copy_rows(rows, old_rows, init_rows, old_tokenizer, new_tokenizer)
+        adapted[name] = rows
     if is_extension:
         _log_growth(old_tokenizers, new_tokenizers)
     return adapted

@@ -158,7 +158,8 @@ def softmax_loss_for_compiler(
     is_correct = ids == targets[:, None]  # (N, V)
     nll = -torch.where(is_correct, log_probs, 0.0).sum()
     used_size = used_size or logits.size(1)
-    loss = (1 - smoothing) * nll - smoothing / used_size * log_probs[:, :used_size].sum()
+    log_prob_sum = log_probs[:, :used_size].sum()
+    loss = (1 - smoothing) * nll - smoothing / used_size * log_prob_sum
     target_probs = torch.where(ids < used_size, smoothing / used_size, 0.0)  # (V,)
     target_probs = target_probs + torch.where(is_correct, 1 - smoothing, 0.0)  # (N, V)
     return loss, nll, (log_probs.exp() - target_probs).to(logits.dtype)
