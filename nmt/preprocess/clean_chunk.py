@@ -48,13 +48,13 @@ class PairCounts:
             by_line = sorted(distinct, key=lambda location: location.line)
             self.examples[name] = by_line[:NUM_EXAMPLES]
 
-    def merge(self, other: PairCounts) -> None:
+    def merge(self, counts: PairCounts) -> None:
         """Add the counts of the next chunk."""
-        self.read += other.read
-        self.kept += other.kept
-        self.dropped.update(other.dropped)
-        self.replaced.update(other.replaced)
-        for name, examples in other.examples.items():
+        self.read += counts.read
+        self.kept += counts.kept
+        self.dropped.update(counts.dropped)
+        self.replaced.update(counts.replaced)
+        for name, examples in counts.examples.items():
             self.examples[name] = (self.examples.get(name, []) + examples)[:NUM_EXAMPLES]
 
     def list_reasons(self) -> str:

@@ -160,12 +160,12 @@ def drop_by_tokens(
             src_unknown > max_unknown * src,
             tgt_unknown > max_unknown * tgt,
         )
-    kept = np.arange(len(src))  # indices of the pairs that `chunk` still has
+    kept_indices = np.arange(len(src))  # of the pairs that `chunk` still has
     for reason, (drop_src, drop_tgt) in drop_masks.items():
-        is_kept = chunk.drop(reason, drop_src[kept], drop_tgt[kept])
-        kept = kept[is_kept]
+        is_kept = chunk.drop(reason, drop_src[kept_indices], drop_tgt[kept_indices])
+        kept_indices = kept_indices[is_kept]
     keep = np.zeros(len(src), bool)
-    keep[kept] = True
+    keep[kept_indices] = True
     return keep
 
 

@@ -56,14 +56,14 @@ class SideStatistics:
     longest: int = 0  # length of the longest line in tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # the keys are code points
 
-    def merge(self, other: SideStatistics) -> None:
+    def merge(self, side: SideStatistics) -> None:
         """Add the counts of the next text."""
-        self.tokens += other.tokens
-        self.words += other.words
-        self.unknown_tokens += other.unknown_tokens
-        self.byte_tokens += other.byte_tokens
-        self.longest = max(self.longest, other.longest)
-        self.characters.update(other.characters)
+        self.tokens += side.tokens
+        self.words += side.words
+        self.unknown_tokens += side.unknown_tokens
+        self.byte_tokens += side.byte_tokens
+        self.longest = max(self.longest, side.longest)
+        self.characters.update(side.characters)
 
 
 @dataclass
@@ -81,11 +81,11 @@ class Overlap:
         if len(self.examples) < NUM_EXAMPLES:
             self.examples.append(example)
 
-    def merge(self, other: Overlap) -> None:
+    def merge(self, overlap: Overlap) -> None:
         """Add the matches of the next training pairs."""
-        self.matches += other.matches
-        self.rows |= other.rows
-        self.examples = [*self.examples, *other.examples][:NUM_EXAMPLES]
+        self.matches += overlap.matches
+        self.rows |= overlap.rows
+        self.examples = [*self.examples, *overlap.examples][:NUM_EXAMPLES]
 
 
 @dataclass
@@ -107,13 +107,13 @@ class Statistics:
         """The counts of source and target."""
         return self.src, self.tgt
 
-    def merge(self, other: Statistics) -> None:
+    def merge(self, statistics: Statistics) -> None:
         """Add the counts of the next text."""
-        self.pairs.merge(other.pairs)
-        self.src.merge(other.src)
-        self.tgt.merge(other.tgt)
-        self.lengths.update(other.lengths)
-        for name, overlap in other.overlaps.items():
+        self.pairs.merge(statistics.pairs)
+        self.src.merge(statistics.src)
+        self.tgt.merge(statistics.tgt)
+        self.lengths.update(statistics.lengths)
+        for name, overlap in statistics.overlaps.items():
             self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
