@@ -28,8 +28,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-# Minimum cost of a slice of a batch that is cut between two ranks, as a fraction of the cost of all
-# batches of a rank in an update
+# If a batch is cut between two ranks, each slice costs at least this fraction of the total cost of
+# a rank in the update.
 _MIN_SLICE_FRACTION = 1 / 8
 
 

@@ -132,9 +132,9 @@ class TokenNoise:
 def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. A line
-    or a separator is a segment, and tokens stay in their segment: each segment adds
-    `max_distance` + 1, the limit of the noise, to the sort keys of all later tokens.
+    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Tokens
+    stay in their segment, which is a line or a separator: each segment adds the limit of the noise
+    to the sort keys of all later tokens.
     """
     # for example 0 for the first line, 1 for its separator and 2 for the second line
     segment_indices = 2 * is_separator.cumsum() - is_separator

@@ -293,8 +293,8 @@ _WORDS_TO_COPY: tuple[Callable[[Random], str], ...] = (
 def insert_word(src: str, tgt: str, word: str, rng: Random) -> tuple[str, str]:
     """Insert a word at corresponding points of two texts.
 
-    The starts of both texts correspond, and so do the ends, and the points after a word that each
-    text contains exactly once, such as a name or a number. One of these points is drawn.
+    The word is inserted at both starts, at both ends, or after a word that each text contains
+    exactly once, such as a name or a number. All possible points are equally probable.
     """
     src_words = src.split(" ")
     tgt_words = tgt.split(" ")

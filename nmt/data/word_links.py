@@ -33,9 +33,9 @@ def parse_links(line: str) -> Array:
 def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
     """Return the links (K, 2) of pieces: target position and source position.
 
-    A link of two words gives a link for each piece of the target word: to the piece at the same
-    relative position in the source word, rounded down. Raises `DataError` for a word that the pair
-    does not have.
+    A link of two words gives a link for each piece of the target word. The linked source piece has
+    the same relative position in the source word, rounded down. Raises `DataError` for a word that
+    the pair does not have.
 
     Args:
         links: source and target words (L, 2).

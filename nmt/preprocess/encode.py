@@ -239,9 +239,9 @@ def _count_in_lines(flags: Array, lines: EncodedLines) -> Array:
 class DocumentContext:
     """Joins each pair of a chunk with the pairs before it, for models that translate documents.
 
-    The context of line i of a file has up to i mod (data.context + 1) lines, so that the model
-    learns to use any number of lines up to `data.context`. It ends at an empty or dropped line, and
-    before the joined lines would exceed `max_length`.
+    Line i of a file has up to i mod (data.context + 1) lines of context. So the model learns to use
+    any number of lines up to `data.context`. The context does not go beyond an empty or a dropped
+    line, and the joined lines never exceed `max_length`.
 
     Args:
         chunk: the pairs.

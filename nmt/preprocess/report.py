@@ -32,8 +32,8 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
 # scripts of languages that do not separate words by spaces
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# For pairs, sources and targets: the value of filter.duplicates that drops repeats of them, and the
-# share of repeats in the training pairs above which the report advises this value.
+# For repeated pairs, sources and targets: the value of filter.duplicates that drops them, and a
+# share of the training pairs. If more are repeated, the report advises the value.
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")

@@ -95,9 +95,9 @@ def publish_folder(new_folder: Path, folder: Path) -> None:
     """Write the manifest of `new_folder`, sync it to disk, and replace `folder` with it.
 
     `replace_folder` calls this function at the end of its `with` block. Call it directly if several
-    commands fill a folder. If the process is killed, `folder` has its old or its new content, or on
-    systems that cannot exchange two folders in one step, it may be missing; `remove_abandoned` then
-    restores it.
+    commands fill a folder. If the process is killed, `folder` has its old or its new content. On
+    systems that cannot exchange two folders in one step, it may also be missing, until
+    `remove_abandoned` restores it.
     """
     write_manifest(new_folder)
     make_readable_and_sync(new_folder)

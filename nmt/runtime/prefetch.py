@@ -15,8 +15,8 @@ def prefetch(items: Iterable[T], *, join_seconds: float = 0.5) -> Iterator[T]:
     """Yield `items`. A thread computes the next item while the caller uses the current one.
 
     The thread computes at most two items ahead. An exception of `items` is raised in the caller. If
-    the caller stops early, waits up to `join_seconds` until the thread has finished its item, since
-    Python aborts if it exits while a thread runs code of torch.
+    the caller stops early, waits up to `join_seconds` for the thread to finish its item. Without
+    this, Python could exit while the thread runs code of torch, and would abort.
     """
     # each future holds an item, or the exception of `items`; None marks the end
     futures: queue.Queue[Future[T] | None] = queue.Queue(maxsize=1)

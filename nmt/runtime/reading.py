@@ -20,8 +20,8 @@ _ZIP_END_BYTES = 22  # size of the record at the end of a zip file, without its 
 _MAX_ZIP_COMMENT_BYTES = 1 << 16
 _ZIP64_END_BYTES = 76  # size of the additional end records of a large zip file
 _ZIP_END_RECORDS = ((b"PK\5\6", 12, 16), (b"PK\6\6", 40, 48))
-"""The end record of a zip file and the one of a large zip file: signature, and where in the record
-the size of the directory starts and ends.
+"""Records at the end of a zip file and of a large zip file. For each, its signature, and where in
+the record the size of the directory starts and ends.
 """
 _BYTES_PER_ZIP_MEMBER = 256  # maximum size of an entry in the directory of a zip file
 # maximum size of a file that is read whole; for example, meta.json has 20 MB for 100,000 shards

@@ -131,8 +131,8 @@ class Compiler:
 def make_compiler(should_compile: bool | None, device: torch.device) -> Compiler | None:
     """Return a compiler, or None to run uncompiled.
 
-    `should_compile` is the setting `compile`. If it is None, a run on a GPU compiles by layer,
-    provided that a small model can be compiled, which needs Triton and a C compiler.
+    `should_compile` is the setting `compile`. If it is None, a run on a GPU compiles by layer. This
+    needs Triton and a C compiler, so the function first compiles a small model.
     """
     if should_compile is not None:
         return Compiler() if should_compile else None
