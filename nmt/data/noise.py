@@ -97,13 +97,13 @@ class TokenNoise:
         drop_draws = draws[0, : len(ids)]
         mask_draws = draws[1, : len(ids)]
         move_draws = draws[2, : len(ids)]
-        is_separator = (ids == self.src_separator_id) | self._mark_hints(ids)  # (T,)
-        is_kept = self._choose_kept_tokens(is_separator, drop_draws)
+        is_fixed = (ids == self.src_separator_id) | self._mark_hints(ids)  # (T,), tokens without noise
+        is_kept = self._choose_kept_tokens(is_fixed, drop_draws)
         kept_ids = ids[is_kept]  # (K,), as all arrays from here
-        is_separator = is_separator[is_kept]
+        is_fixed = is_fixed[is_kept]
         is_masked = mask_draws[is_kept] < self.config.mask
-        kept_ids[is_masked & ~is_separator] = self.src_unk_id
-        order = _draw_order(is_separator, move_draws[is_kept], max_distance=self.config.swap)
+        kept_ids[is_masked & ~is_fixed] = self.src_unk_id
+        order = _draw_order(is_fixed, move_draws[is_kept], max_distance=self.config.swap)
         return kept_ids[order]
 
     def _mark_hints(self, ids: Any) -> Any:
@@ -115,29 +115,29 @@ class TokenNoise:
         is_target = num_begun > num_done
         return is_target | (ids == source_id) | (ids == done_id)
 
-    def _choose_kept_tokens(self, is_separator: Any, drop_draws: Floats) -> Any:
-        """Return a mask (T,) of the tokens to keep: all separators, and some of the text.
+    def _choose_kept_tokens(self, is_fixed: Any, drop_draws: Floats) -> Any:
+        """Return a mask (T,) of the tokens to keep: the fixed ones, and some of the others.
 
-        Hints count as separators. Keeps at least one token of the text, if there is any.
+        Keeps at least one token that is not fixed, if there is any.
         """
-        is_kept = is_separator | (drop_draws >= self.config.drop)
-        has_text = not is_separator.all()
-        keeps_text = not is_separator[is_kept].all()
-        if has_text and not keeps_text:  # keep the token of the text with the largest draw
-            text_draws = np.where(is_separator, -1, drop_draws)
+        is_kept = is_fixed | (drop_draws >= self.config.drop)
+        has_text = not is_fixed.all()
+        keeps_text = not is_fixed[is_kept].all()
+        if has_text and not keeps_text:  # keep the token with the largest draw
+            text_draws = np.where(is_fixed, -1, drop_draws)
             is_kept[text_draws.argmax()] = True
         return is_kept
 
 
-def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
+def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Tokens
-    stay in their segment, which is a line or a separator: each segment adds the limit of the noise
-    to the sort keys of all later tokens.
+    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Fixed
+    tokens divide the text into segments, which tokens do not leave: each segment adds the limit of
+    the noise to the sort keys of all later tokens.
     """
-    # for example 0 for the first line, 1 for its separator and 2 for the second line
-    segment_indices = 2 * is_separator.cumsum() - is_separator
+    # for example 0 for the first line, 1 for the separator after it and 2 for the second line
+    segment_indices = 2 * is_fixed.cumsum() - is_fixed
     noise_limit = max_distance + 1
     sort_keys = np.arange(len(draws)) + (draws + segment_indices) * noise_limit
     return np.argsort(sort_keys, kind="stable")

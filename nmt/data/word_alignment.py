@@ -31,7 +31,7 @@ class Links(NamedTuple):
 
     src: Array  # (N,), source ids; among them is the null id, once for each target token
     tgt: Array  # (N,), target ids
-    src_lengths: Array  # (M,), the number of links of each target token
+    links_per_tgt: Array  # (M,), the number of links of each target token
 
 
 class Translations(NamedTuple):
@@ -58,15 +58,15 @@ def make_links(pairs: Iterable[tuple[Ids, Ids]], null_id: int) -> Links:
     """Return all possible links of `pairs`. Each source gets an additional token, `null_id`."""
     src = []
     tgt = []
-    src_lengths = []
+    links_per_tgt = []
     for src_ids, tgt_ids in pairs:
         src_with_null = np.append(src_ids, null_id).astype(np.int64)
         num_src = len(src_with_null)
         # the first target token with all source tokens, then the second one with all, ...
         src.append(np.tile(src_with_null, len(tgt_ids)))
         tgt.append(np.repeat(np.asarray(tgt_ids, dtype=np.int64), num_src))
-        src_lengths.append(np.full(len(tgt_ids), num_src))
-    return Links(np.concatenate(src), np.concatenate(tgt), np.concatenate(src_lengths))
+        links_per_tgt.append(np.full(len(tgt_ids), num_src))
+    return Links(np.concatenate(src), np.concatenate(tgt), np.concatenate(links_per_tgt))
 
 
 def estimate_translations(links: Links, num_src: int, num_tgt: int) -> Translations:
@@ -75,15 +75,18 @@ def estimate_translations(links: Links, num_src: int, num_tgt: int) -> Translati
     `num_src` and `num_tgt` are the numbers of ids; the null id counts as a source id.
     """
     link_keys = links.src * num_tgt + links.tgt  # (N,), a number for each pair of ids
-    distinct, link_index = np.unique(link_keys, return_inverse=True)  # (U,), (N,)
-    src, tgt = np.divmod(distinct, num_tgt)  # (U,) each
-    probs = np.ones(len(distinct))  # uniform at first, not normalized
-    first_links = np.cumsum(links.src_lengths) - links.src_lengths  # (M,), of each target token
+    distinct_keys, key_indices = np.unique(link_keys, return_inverse=True)  # (U,), (N,)
+    src, tgt = np.divmod(distinct_keys, num_tgt)  # (U,) each
+    probs = np.ones(len(distinct_keys))  # uniform at first, not normalized
+    link_ends = np.cumsum(links.links_per_tgt)  # (M,)
+    link_starts = link_ends - links.links_per_tgt  # (M,), the first link of each target token
     for _ in range(NUM_ITERATIONS):
-        weights = probs[link_index]  # (N,)
-        totals = np.add.reduceat(weights, first_links)  # (M,), sum over the links of each token
-        weights /= np.repeat(totals, links.src_lengths)  # p(source position | target token)
-        counts = np.bincount(link_index, weights, minlength=len(distinct))  # (U,), expected counts
+        # expectation: p(source position | target token), (N,), then the expected counts, (U,)
+        weights = probs[key_indices]
+        totals = np.add.reduceat(weights, link_starts)  # (M,), sum over the links of each token
+        weights /= np.repeat(totals, links.links_per_tgt)
+        counts = np.bincount(key_indices, weights, minlength=len(distinct_keys))
+        # maximization: p(target id | source id), (U,)
         src_totals = np.bincount(src, counts, minlength=num_src)  # (num_src,)
         probs = counts / src_totals[src]
     return Translations(src, tgt, probs)
@@ -107,20 +110,20 @@ class WordAligner:
         links = make_links(reversed_pairs, null_id=tgt_vocab_size)
         backward = estimate_translations(links, tgt_vocab_size + 1, src_vocab_size)
         self._num_tgt = tgt_vocab_size
-        # The links to the null id, the highest one, are the last of both directions. The U links
-        # before them are the same ones, sorted by source id in `forward`, by target id in
-        # `backward`.
-        num_keys = int(np.searchsorted(forward.src, src_vocab_size))  # U
-        forward_keys = forward.src * tgt_vocab_size + forward.tgt
-        backward_keys = backward.tgt * tgt_vocab_size + backward.src  # its target is our source
-        order = np.argsort(backward_keys[:num_keys])  # of the links in `forward`
-        self._keys = forward_keys[:num_keys]  # (U,), ascending
-        self._tgt_probs = forward.probs[:num_keys]  # (U,), p(target id | source id)
-        self._src_probs = backward.probs[:num_keys][order]  # (U,), p(source id | target id)
+        # In both directions, the links to the null id, the highest one, come last. The U links
+        # before them are the same ones, but sorted by source id in `forward`, by target id in
+        # `backward`, whose sources are our targets.
+        num_links = int(np.searchsorted(forward.src, src_vocab_size))  # U
+        forward_keys = forward.src * tgt_vocab_size + forward.tgt  # a number for each pair of ids
+        backward_keys = backward.tgt * tgt_vocab_size + backward.src
+        order = np.argsort(backward_keys[:num_links])  # sorts them as in `forward`
+        self._keys = forward_keys[:num_links]  # (U,), ascending
+        self._tgt_probs = forward.probs[:num_links]  # (U,), p(target id | source id)
+        self._src_probs = backward.probs[:num_links][order]  # (U,), p(source id | target id)
         self._null_tgt_probs = np.zeros(tgt_vocab_size)  # p(target id | null id)
-        self._null_tgt_probs[forward.tgt[num_keys:]] = forward.probs[num_keys:]
+        self._null_tgt_probs[forward.tgt[num_links:]] = forward.probs[num_links:]
         self._null_src_probs = np.zeros(src_vocab_size)  # p(source id | null id)
-        self._null_src_probs[backward.tgt[num_keys:]] = backward.probs[num_keys:]
+        self._null_src_probs[backward.tgt[num_links:]] = backward.probs[num_links:]
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], *, has_joint_ids: bool) -> Array:
         """Return the best links of pairs, (L, 3): pair, target position and source position.
@@ -208,8 +211,8 @@ def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> A
     Marks no position if the null id is better. All shapes are (B, S, T), but `null_probs` has size
     1 along `axis`.
     """
-    # The last cumulative sum is used in the place of `sum`, whose order of additions, and so its
-    # rounding, depends on the padding.
+    # `sum` would add in an order that depends on the padding, and would round differently. So the
+    # last cumulative sum is the sum.
     totals = np.take(np.cumsum(prior, axis), [-1], axis)  # size 1 along `axis`
     totals[totals == 0] = 1.0  # rows of padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)

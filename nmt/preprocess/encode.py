@@ -161,15 +161,14 @@ class ShardEncoder:
         lengths = []
         for i, line in enumerate(chunk.alignments):
             links = parse_links(line)  # (L, 2): source word and target word of L links
-            num_words = [src_words.in_text[i], tgt_words.in_text[i]]
+            num_words = [src_words.num_words[i], tgt_words.num_words[i]]
             if (links >= num_words).any():
                 location = chunk.locate_pair(i, chunk.raw_chunk.source.alignment_file_index)
                 raise DataError(
                     f"{location}: a link is beyond the words of the pair, which count from 0; "
                     "align the text again"
                 )
-            has_same_words = src_words.is_unchanged[i] and tgt_words.is_unchanged[i]
-            if not has_same_words:
+            if not (src_words.matches_pieces[i] and tgt_words.matches_pieces[i]):
                 links = links[:0]  # (0, 2)
             numbers = links + [src_words.num_tag_words, tgt_words.num_tag_words]
             alignments.append(numbers.astype(np.uint16).ravel())  # (2 * L,)
@@ -180,8 +179,8 @@ class ShardEncoder:
 class WordCounts(NamedTuple):
     """The words of one side of N pairs."""
 
-    in_text: list[int]  # number of words of each line, separated by spaces, without the tag
-    is_unchanged: Array  # (N,), whether the pieces of a line form as many words as its text
+    num_words: list[int]  # of each line, separated by spaces, without the tag
+    matches_pieces: Array  # (N,), whether the pieces of a line form as many words as its text
     num_tag_words: int
 
 
@@ -195,9 +194,10 @@ class WordCounter:
     def count(self, lines: Sequence[str], ids: EncodedLines, tag: str) -> WordCounts:
         """Count the words of N lines without tag. The ids of each line begin with the tag."""
         num_tag_words = int(self._is_start[self._tokenizer.encode(tag)].sum())
-        in_text = [len(line.split()) for line in lines]
-        in_pieces = _count_in_lines(self._is_start[ids.flat], ids) - num_tag_words  # (N,)
-        return WordCounts(in_text, in_pieces == in_text, num_tag_words)
+        num_words = [len(line.split()) for line in lines]
+        num_starts = _count_in_lines(self._is_start[ids.flat], ids)  # (N,), with the tag
+        matches_pieces = num_starts - num_tag_words == num_words
+        return WordCounts(num_words, matches_pieces, num_tag_words)
 
 
 def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
