@@ -97,7 +97,9 @@ class TokenNoise:
         drop_draws = draws[0, : len(ids)]
         mask_draws = draws[1, : len(ids)]
         move_draws = draws[2, : len(ids)]
-        is_fixed = (ids == self.src_separator_id) | self._mark_hints(ids)  # (T,), tokens without noise
+        is_fixed = (ids == self.src_separator_id) | self._mark_hints(
+            ids
+        )  # (T,), tokens without noise
         is_kept = self._choose_kept_tokens(is_fixed, drop_draws)
         kept_ids = ids[is_kept]  # (K,), as all arrays from here
         is_fixed = is_fixed[is_kept]

@@ -52,7 +52,7 @@ class DataSource:
     fields: tuple[str, ...] = ("src", "tgt")  # JSON fields: source, target, perhaps alignment
     has_alignment_file: bool = False  # whether the third file is an alignment
     score: str | None = None  # column of the score in TSV, from 1, or its field in JSON
-    tags: Tags = Tags()
+    tags: Tags = Tags()  # put before the sources and targets when they are encoded
     key: str = ""  # key of its settings, such as data.train, for messages
 
     @property
@@ -110,7 +110,7 @@ class Chunk:
     num_pairs: int
     lines_by_file: tuple[bytes, ...]  # for each file, `num_pairs` lines, each ended by \n
     overlong: tuple[tuple[int, int], ...]
-    """Line number and file index of each overlong line. It is empty in `lines_by_file`."""
+    """Line number and file index of each overlong line, which is empty in `lines_by_file`."""
 
     def locate(self, row: int, file_index: int = 0, byte: int | None = None) -> Location:
         """Return the location of a row (from 0) in a file.

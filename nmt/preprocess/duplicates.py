@@ -49,7 +49,8 @@ def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
     """Return the hashes (N, 3) of each pair, its source and its target."""
     src_hashes = _hash(src)
     tgt_hashes = _hash(tgt)
-    return np.stack([src_hashes + tgt_hashes * _MULTIPLIER, src_hashes, tgt_hashes], axis=1)
+    pair_hashes = src_hashes + tgt_hashes * _MULTIPLIER
+    return np.stack([pair_hashes, src_hashes, tgt_hashes], axis=1)
 
 
 def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
@@ -187,7 +188,8 @@ def find_duplicates(
         order = np.lexsort((-scores, hashes))  # (N,), indices of pairs
         sorted_hashes = hashes[order]
         is_equal = sorted_hashes[1:] == sorted_hashes[:-1]  # (N - 1,), equal to the pair before
-        repeated = np.sort(order[1:][is_equal])  # indices of pairs, again in reading order
+        order_after_first = order[1:]  # the first pair has no pair before it
+        repeated = np.sort(order_after_first[is_equal])  # indices, again in reading order
         repeated_rows = rows[repeated]
         repeated_tasks = tasks[repeated]
         for task in np.unique(repeated_tasks).tolist():

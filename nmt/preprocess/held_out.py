@@ -171,19 +171,19 @@ def _choose_pairs(
 
     Skips a pair if one of its sentences is in an earlier pair.
     """
-    taken: dict[str, list[_Pair]] = {}
-    used_forms: set[str] = set()
+    pairs_by_split: dict[str, list[_Pair]] = {}
+    used_forms: set[str] = set()  # normal forms of the sentences of chosen pairs
     keys = iter(sorted(candidates))  # each split continues where the previous one ended
     share_end = 0.0  # the key at which the split ends if its size is a share
     for split, size in sizes.items():
         share_end += size * NUM_KEYS
         pairs: list[_Pair] = []
         for key in keys:
-            pair = candidates[key]
-            forms = {normal_form(pair[1]), normal_form(pair[2])}
+            _, src, tgt = candidates[key]
+            forms = {normal_form(src), normal_form(tgt)}
             if used_forms.isdisjoint(forms):
                 used_forms.update(forms)
-                pairs.append(pair)
+                pairs.append(candidates[key])
             is_complete = len(pairs) == size
             is_end_of_share = size < 1 and key >= share_end
             if is_complete or is_end_of_share:
@@ -194,8 +194,8 @@ def _choose_pairs(
                 "that share no sentence; give fewer, or another text"
             )
         log.info("took %d pairs for %s out of the training text", len(pairs), split)
-        taken[split] = pairs
-    return taken
+        pairs_by_split[split] = pairs
+    return pairs_by_split
 
 
 def read_held_out(job: Job) -> dict[str, list[CleanChunk]]:
@@ -239,7 +239,8 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
     for span in spans:
         first_spans.setdefault(span.corpus, span)
     for corpus, span in first_spans.items():
-        train = clean(next(read_span(job.sources[corpus], span)), job.config, held_out=False)
+        first_chunk = next(read_span(job.sources[corpus], span))
+        train = clean(first_chunk, job.config, held_out=False)
         comparable_chunks = []
         for chunk in valid_chunks:
             if find_languages(chunk.corpus) == find_languages(corpus):

@@ -239,8 +239,8 @@ class Learner:
         """Return `plan` with the token counts of all ranks after subword sampling and noise."""
         counts = torch.zeros(2, dtype=torch.int64)  # numbers of target and source tokens
         if plan.batches:  # without them, `batches` holds a filler
-            for batch in itertools.chain.from_iterable(batches):
-                counts += torch.tensor([batch.num_tokens, batch.num_src_tokens])
+            for micro_batch in itertools.chain.from_iterable(batches):
+                counts += torch.tensor([micro_batch.num_tokens, micro_batch.num_src_tokens])
         num_tokens, num_src_tokens = sum_over_ranks(counts)
         return replace(plan, num_tokens=int(num_tokens), num_src_tokens=int(num_src_tokens))
 
@@ -280,7 +280,8 @@ class Learner:
         num_missing = max(gather(num_micro_batches)) - num_micro_batches
         for _ in range(num_missing):
             loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(FILLER_ROWS))
-            (loss * 0.0).backward()  # type: ignore[no-untyped-call]
+            zero_loss = loss * 0.0
+            zero_loss.backward()  # type: ignore[no-untyped-call]
 
     def compute_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of a micro-batch, in nats."""
