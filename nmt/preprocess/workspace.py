@@ -103,8 +103,8 @@ def run_stage(
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
     # The folder is listed, since some network file systems cache the answer that a file is missing.
-    finished = {path.stem for path in folder.iterdir()}
-    remaining_spans = [span for span in spans if span.name not in finished]
+    finished_names = {path.stem for path in folder.iterdir()}
+    remaining_spans = [span for span in spans if span.name not in finished_names]
     if not remaining_spans:
         return
     num_pairs = sum(span.num_pairs for span in spans)
@@ -135,13 +135,14 @@ def _make_span_runner(
     def run_span(span: Span) -> int:
         num_bytes = 0
 
-        def count_chunks() -> Iterator[Chunk]:
+        def read_and_count() -> Iterator[Chunk]:
             nonlocal num_bytes
             for chunk in read_span(job.sources[span.corpus], span):
                 num_bytes += sum(map(len, chunk.lines_by_file))
                 yield chunk
 
-        replace_json(folder / f"{span.name}.json", task(span, count_chunks()))
+        record = task(span, read_and_count())
+        replace_json(folder / f"{span.name}.json", record)
         return num_bytes
 
     return run_span

@@ -19,7 +19,7 @@ from nmt.training.learner import Learner
 from nmt.training.preflight import SAFE_SHARE, largest_batches, measure_batches
 
 log = logging.getLogger(__name__)
-_MIN_GAIN = 1.05  # the search ends if the next size would be less than this times the fitting one
+_MIN_GAIN = 1.05  # smallest ratio of the next size to the largest size that fits; else stop
 
 
 def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
@@ -92,27 +92,28 @@ def search_max_tokens(
     fitting_peak = measure(minimum)
     if fitting_peak is None or fitting_peak > limit_bytes:
         return None
-    fitting = minimum
-    largest = maximum  # after a failed trial, one less than its size
+    fitting = minimum  # the largest size that fits so far
+    upper_bound = maximum  # after a failed trial, one less than its size
     bytes_per_token = 0.0  # additional memory of a token, between the last two peaks
     ran_out_of_memory = False
-    while fitting < largest:
-        tried = min(2 * fitting, largest)
-        if largest < maximum:  # a trial has failed: bisect
-            tried = (fitting + largest + 1) // 2
+    while fitting < upper_bound:
+        candidate = min(2 * fitting, upper_bound)
+        if upper_bound < maximum:  # a trial has failed: bisect
+            candidate = (fitting + upper_bound + 1) // 2
         if bytes_per_token > 0:
             num_more_tokens = int((limit_bytes - fitting_peak) / bytes_per_token)
-            tried = min(tried, fitting + num_more_tokens)
-        if tried < min(_MIN_GAIN * fitting, maximum):
+            candidate = min(candidate, fitting + num_more_tokens)
+        smallest_useful = min(_MIN_GAIN * fitting, maximum)
+        if candidate < smallest_useful:
             break
-        peak_bytes = measure(tried)
+        peak_bytes = measure(candidate)
         if peak_bytes is None or peak_bytes > limit_bytes:
-            largest = tried - 1
+            upper_bound = candidate - 1
             if peak_bytes is None:
                 ran_out_of_memory = True
             continue
-        bytes_per_token = (peak_bytes - fitting_peak) / (tried - fitting)
-        fitting = tried
+        bytes_per_token = (peak_bytes - fitting_peak) / (candidate - fitting)
+        fitting = candidate
         fitting_peak = peak_bytes
     if ran_out_of_memory:
         return max(int(SAFE_SHARE * fitting), minimum)

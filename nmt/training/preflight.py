@@ -157,9 +157,12 @@ def check_batches_fit(
         f"out of memory: max_tokens={max_tokens} makes batches such as {len(rows)} pairs of "
         f"{src_length} source and {tgt_length} target tokens"
     )
-    fitting = _search_max_tokens(
-        lambda tokens: measure(tokens) is not None, int(lengths.max()), max_tokens
-    )
+
+    def batches_fit(tried_max_tokens: int) -> bool:
+        return measure(tried_max_tokens) is not None
+
+    longest = int(lengths.max())
+    fitting = _search_max_tokens(batches_fit, minimum=longest, too_large=max_tokens)
     if fitting is None:
         raise ConfigError(f"{problem}, but not even the longest pair fits; {advice}")
     raise ConfigError(f"{problem}; set max_tokens={fitting}, which fits, or {advice}")
@@ -174,7 +177,7 @@ def measure_batches(
 ) -> int | None:
     """Run batches forward and backward; return the peak memory in bytes, None if out of memory.
 
-    At the end, the first batch runs once more: now all gradients are in memory. During all batches,
+    The first batch runs once more at the end, when all gradients are in memory. During all batches,
     `reserved_bytes` are allocated for moments that Adam does not have yet.
     """
     is_enough_memory = True

@@ -34,8 +34,18 @@ CLOSE_SECONDS = 20.0  # how long the end of a run waits for its trackers
 _QUIET_SECONDS = 1.0  # a wait at the end of a run is logged if it is longer
 
 # For each update, `metrics.jsonl` has up to two records with metrics: first of training, then of
-# validation. Their positions are 2 * update and 2 * update + 1, so that the update of a record is
-# position // 2.
+# validation. Each has a position, from which its update can be computed: 2 * update for training,
+# and 2 * update + 1 for validation.
+
+
+def _record_position(update: int, *, is_validation: bool) -> int:
+    """Return the position of a record."""
+    return 2 * update + 1 if is_validation else 2 * update
+
+
+def _update_at(position: int) -> int:
+    """Return the update of the record at a position."""
+    return position // 2
 
 
 @dataclass
@@ -72,6 +82,8 @@ class Tracker(Protocol):
 
 
 class _TensorBoard:
+    """Writes event files of TensorBoard. See `Tracker` for the methods."""
+
     is_durable = True
 
     def __init__(self, run: RunInfo) -> None:
@@ -79,18 +91,19 @@ class _TensorBoard:
 
         # A killed process may have written only some metrics of the record after `run.sent`. So
         # TensorBoard purges all metrics from the update of that record on, and they are sent again.
-        self._purged_update = (run.sent + 1) // 2
+        self._purged_update = _update_at(run.sent + 1)
         self._writer: Any = SummaryWriter(
             str(run.folder / "tensorboard"),
             purge_step=self._purged_update or None,  # None: purge nothing
         )
 
     def newest_position(self) -> int:
+        # the last record before the update that was purged
         return _record_position(self._purged_update - 1, is_validation=True)
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, position // 2)
+            self._writer.add_scalar(name, value, _update_at(position))
         self._writer.flush()
 
     def close(self) -> None:
@@ -98,6 +111,8 @@ class _TensorBoard:
 
 
 class _Wandb:
+    """Sends metrics to Weights and Biases. See `Tracker` for the methods."""
+
     is_durable = False  # its writer buffers records in memory
 
     def __init__(self, run: RunInfo) -> None:
@@ -119,13 +134,15 @@ class _Wandb:
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         # `step` must increase, so it is the position; `update` is the axis of the plots
-        self._run.log({"update": position // 2, **metrics}, step=position)
+        self._run.log({"update": _update_at(position), **metrics}, step=position)
 
     def close(self) -> None:
         self._run.finish()
 
 
 class _Mlflow:
+    """Sends metrics to a server or a local folder of MLflow. See `Tracker` for the methods."""
+
     is_durable = True
 
     def __init__(self, run: RunInfo) -> None:
@@ -135,7 +152,7 @@ class _Mlflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI", (run.folder / "mlflow").as_uri())
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         self._run_id = self._find_run(run) or self._create_run(run)
-        self._sent_metrics: set[tuple[str, int]] = set()  # names and updates
+        self._sent_metrics: set[tuple[str, int]] = set()  # names and updates of metrics in MLflow
         for name in self._client.get_run(self._run_id).data.metrics:
             history = self._client.get_metric_history(self._run_id, name)
             self._sent_metrics.update((name, metric.step) for metric in history)
@@ -172,7 +189,7 @@ class _Mlflow:
     def write(self, position: int, metrics: dict[str, float]) -> None:
         entities = importlib.import_module("mlflow.entities")
         milliseconds = int(1000 * time.time())
-        update = position // 2
+        update = _update_at(position)
         unsent_metrics = [
             entities.Metric(name, value, milliseconds, update)
             for name, value in metrics.items()
@@ -185,6 +202,8 @@ class _Mlflow:
 
 
 class _Trackio:
+    """Writes metrics to the database of trackio. See `Tracker` for the methods."""
+
     is_durable = True
 
     def __init__(self, run: RunInfo) -> None:
@@ -206,21 +225,17 @@ class _Trackio:
     def newest_position(self) -> int:
         storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
         newest = 0
-        for entry in storage.get_logs(self._project, self._name):
-            position = _record_position(int(entry["step"]), is_validation="valid_loss" in entry)
+        for record in storage.get_logs(self._project, self._name):
+            position = _record_position(int(record["step"]), is_validation="valid_loss" in record)
             newest = max(newest, position)
         return newest
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
-        self._run.log(metrics, step=position // 2)
+        self._run.log(metrics, step=_update_at(position))
 
     def close(self) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             self._run.finish()
-
-
-def _record_position(update: int, *, is_validation: bool) -> int:
-    return 2 * update + 1 if is_validation else 2 * update
 
 
 _TRACKERS: dict[TrackerName, type[Any]] = {
