@@ -235,7 +235,7 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
     """Settings of `nmt-score`."""
 
     src: str | None = option(None, "source text, one sentence per line; -: stdin")
-    tgt: str | None = option(None, "its translations, line by line; -: stdin")
+    tgt: str | None = option(None, "translations of src, line by line; -: stdin")
     output: str = option("-", "file for scores; -: stdout")
     measure: ScoreMeasure = option(
         ScoreMeasure.log_prob,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from nmt.documents.document import ReadOptions
 from nmt.documents.html_tokens import Token, TokenKind
 from nmt.documents.markup import MarkupText, parse_tokens
-from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.texts import SourceText, make_untranslated
 from nmt.documents.xml_text import (
     XmlText,
     escape,
@@ -114,10 +114,10 @@ class _PartReader:
                 continue
             paragraph = take_element(token, tokens)
             markup.append(token.raw)
-            self._part.texts.append(_markup_text("".join(markup)))
+            self._part.texts.append(make_untranslated("".join(markup)))
             self._part.texts += read_inline(paragraph[1:-1])
             markup = [paragraph[-1].raw]
-        self._part.texts.append(_markup_text("".join(markup)))
+        self._part.texts.append(make_untranslated("".join(markup)))
         return self._part
 
     def _choose_reader(
@@ -150,7 +150,7 @@ class _PartReader:
         texts: list[SourceText] = []
         for is_separator, group in groupby(items, lambda item: item.kind is TokenKind.BOUNDARY):
             if is_separator:
-                texts.append(_markup_text("".join(item.raw for item in group)))
+                texts.append(make_untranslated("".join(item.raw for item in group)))
             else:
                 texts.append(_build_run_text(list(group), self._options))
         return texts
@@ -182,11 +182,6 @@ class _PartReader:
             index = end
         text = parse_tokens(inline_tokens, split_sentences=self._options.split_sentences)
         return [XmlText(text)]
-
-
-def _markup_text(markup: str) -> PlainText:
-    """Return a text without sentences, which renders as `markup`."""
-    return PlainText([], [markup])
 
 
 class _Item(NamedTuple):
@@ -371,7 +366,7 @@ def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
         if item.run is not None:
             lengths[item.run] += len(item.raw.strip())
     if not any(lengths.values()):
-        return _markup_text("".join(item.markup for item in items))
+        return make_untranslated("".join(item.markup for item in items))
     plain_run = lengths.most_common(1)[0][0]
     tokens: list[Token] = []
     for run, group in groupby(items, lambda item: item.run):

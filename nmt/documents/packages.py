@@ -16,7 +16,7 @@ from functools import partial
 from nmt.documents.document import Document, ReadOptions, check_count
 from nmt.documents.markup import MarkupText, parse_html
 from nmt.documents.office import XmlPart, read_office_part
-from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.texts import SourceText, make_untranslated
 from nmt.documents.xml_text import XmlText, escape
 from nmt.documents.xml_tokens import XmlKind, decode_xml, encode_xml, tokenize_xml
 from nmt.errors import DataError, to_one_line
@@ -75,11 +75,11 @@ def _read_elements(text: str, options: ReadOptions, *, names: frozenset[str]) ->
             is_inside = token.kind is XmlKind.OPENING and token.name in names
         if is_inside and token.kind is XmlKind.TEXT and token.text.strip():
             block = parse_html(escape(token.text), split_sentences=options.split_sentences)
-            texts += [PlainText([], ["".join(markup)]), XmlText(block)]
+            texts += [make_untranslated("".join(markup)), XmlText(block)]
             markup = []
         else:
             markup.append(token.raw)
-    return XmlPart([*texts, PlainText([], ["".join(markup)])])
+    return XmlPart([*texts, make_untranslated("".join(markup))])
 
 
 DOCX = _Format(

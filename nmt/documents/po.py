@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nmt.documents.document import Document, ReadOptions, check_count
 from nmt.documents.html_tokens import Token, TokenKind
 from nmt.documents.markup import parse_tokens
-from nmt.documents.texts import PlainText, SourceText, WrappedText
+from nmt.documents.texts import SourceText, WrappedText, make_untranslated
 from nmt.documents.xml_text import escape
 from nmt.errors import DataError
 from nmt.translate.results import LineResult
@@ -162,7 +162,7 @@ def _read_message(message: _Message, newline: str, options: ReadOptions) -> list
         if is_header or not is_missing:
             continue
         start, end = message.spans[keyword]
-        texts.append(PlainText([], ["".join(message.lines[position:start])]))
+        texts.append(make_untranslated("".join(message.lines[position:start])))
         tokens = list(_tokenize(message.find_source(keyword), message.flags))
         text = parse_tokens(
             tokens,
@@ -172,7 +172,7 @@ def _read_message(message: _Message, newline: str, options: ReadOptions) -> list
         )
         texts.append(_Translation(text, keyword, newline))
         position = end
-    texts.append(PlainText([], ["".join(message.lines[position:])]))
+    texts.append(make_untranslated("".join(message.lines[position:])))
     return texts
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
 from nmt.documents.markup import MarkupText
-from nmt.documents.texts import PlainText, SourceText, WrappedText
+from nmt.documents.texts import SourceText, WrappedText, make_untranslated
 from nmt.translate.long_lines import space_between
 from nmt.translate.results import LineResult
 
@@ -57,14 +57,14 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
     for cue in _CUE.finditer(text):
         start = cue.start("text")
         lines = cue["text"].rstrip("\r\n").split("\n")
-        texts.append(PlainText([], [text[position:start]]))
+        texts.append(make_untranslated(text[position:start]))
         for number, speaker_lines in enumerate(_split_speakers(lines)):
             if number > 0:
-                texts.append(PlainText([], [newline]))
+                texts.append(make_untranslated(newline))
             texts.append(_read_subtitle(speaker_lines, newline, options))
         check_count(len(texts))
         position = start + len("\n".join(lines))  # the line end of the last line
-    texts.append(PlainText([], [text[position:]]))
+    texts.append(make_untranslated(text[position:]))
     return Document(texts, join_texts)
 
 

@@ -100,6 +100,11 @@ class PlainText:
         return gaps
 
 
+def make_untranslated(text: str) -> PlainText:
+    """Return a text without sentences to translate, such as markup. It renders as `text`."""
+    return PlainText(sentences=[], gaps=[text])
+
+
 def parse_plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
     """Cut a text at line ends and, with `split_sentences`, at the ends of sentences."""
     sentences: list[str] = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from nmt.documents.document import Document, ReadOptions, check_count
 from nmt.documents.html_tokens import Token, TokenKind
 from nmt.documents.markup import parse_tokens
-from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.texts import SourceText, make_untranslated
 from nmt.documents.xml_text import (
     XmlText,
     escape,
@@ -79,7 +79,7 @@ class _XliffReader:
 
     def _flush_markup(self) -> None:
         """Move the collected markup to the texts. It has no segments to translate."""
-        self._texts.append(PlainText([], ["".join(self._markup)]))
+        self._texts.append(make_untranslated("".join(self._markup)))
         self._markup = []
 
     def _read_unit(self, tokens: list[XmlToken]) -> None:

@@ -105,7 +105,8 @@ class Glossary:
             self._has_exact_terms = self._has_exact_terms or entry.matches_case
             words = tuple(word.casefold() for word in _WORD.findall(entry.source))
             self._by_words.setdefault(words, []).append(entry)
-            self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
+            max_words = self._max_words.get(words[0], 0)
+            self._max_words[words[0]] = max(len(words), max_words)
             if entry.matches_inside_words:
                 self._inside_entries.setdefault(entry.source.casefold(), []).append(entry)
         # longest first, since a pattern takes the first alternative that matches

@@ -31,6 +31,8 @@ from nmt.translate.results import LineResult
 from nmt.translate.windows import Window
 
 T = TypeVar("T")
+TextResults = list[list[LineResult]]
+"""For each text, the results of its sentences."""
 TranslatableT = TypeVar("TranslatableT", bound=Translatable)
 
 _WINDOW_SENTENCES = 128  # number of sentences of a document that the scheduler gets at a time
@@ -162,7 +164,7 @@ class TextTranslator:
         options: TranslationOptions,
         *,
         are_consecutive: bool = False,
-    ) -> list[list[LineResult]]:
+    ) -> TextResults:
         """Return the results of the sentences of each text.
 
         Models of documents translate a sentence with the sentences before it in the same text and,
@@ -332,15 +334,14 @@ class TextTranslator:
         direction: Direction,
         next_window: Callable[[], Awaitable[Sequence[TranslatableT] | None]],
         options: TranslationOptions,
-    ) -> AsyncIterator[tuple[Sequence[TranslatableT], list[list[LineResult]]]]:
+    ) -> AsyncIterator[tuple[Sequence[TranslatableT], TextResults]]:
         """Yield the windows of a document with the results of each text, in order.
 
         `next_window` returns the next texts of the document, or None at the end. Raises a 500
         `HttpError` if a sentence fails.
         """
-        pending: deque[tuple[Sequence[TranslatableT], asyncio.Task[list[list[LineResult]]]]] = (
-            deque()
-        )
+        # windows and the tasks that translate them, in order
+        pending: deque[tuple[Sequence[TranslatableT], asyncio.Task[TextResults]]] = deque()
         is_at_end = False
         try:
             while pending or not is_at_end:
@@ -367,7 +368,7 @@ class TextTranslator:
         direction: Direction,
         window: Sequence[Translatable],
         options: TranslationOptions,
-    ) -> list[list[LineResult]]:
+    ) -> TextResults:
         """Translate a window of a document. If the queue is full, waits and tries again."""
         _count_sentences(context, window)
         num_tries = 0

@@ -113,8 +113,8 @@ def _describe_sentence(
     if result.source_tokens:
         content["source_tokens"] = result.source_tokens
         spans = []  # positions in the sentence
-        for start, end in find_token_spans(result.source_tokens, prefix + sentence):
-            spans.append([max(0, start - len(prefix)), max(0, end - len(prefix))])
+        for span in find_token_spans(result.source_tokens, prefix + sentence):
+            spans.append([max(0, position - len(prefix)) for position in span])
         content["source_spans"] = spans
     content["hypotheses"] = [
         _describe_translation(translation, with_scores=with_scores)

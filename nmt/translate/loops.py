@@ -50,7 +50,8 @@ def replace_loops(
     second_hypotheses = backend.search(second_request)
     results = list(hypotheses)
     for i, second in zip(indices, second_hypotheses, strict=True):
-        if _rank(request.sources[i], second[0]) > _rank(request.sources[i], hypotheses[i][0]):
+        source = request.sources[i]
+        if _rank(source, second[0]) > _rank(source, hypotheses[i][0]):
             results[i] = [replace(hypothesis, searched_again=True) for hypothesis in second]
     return results
 

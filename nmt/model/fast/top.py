@@ -19,7 +19,7 @@ from torch import Tensor
 from nmt.model.fast.cache import BeamGrid
 
 NEG_INF = float("-inf")
-_GROUP_SIZE = 64  # near sqrt(V): larger groups have more tokens to compare, smaller ones are more
+_GROUP_SIZE = 64  # near sqrt(V), so that neither the groups nor the tokens of a group are many
 
 
 class Candidates(NamedTuple):
