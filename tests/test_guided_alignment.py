@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,22 @@ def test_words_are_aligned_with_their_translations_or_with_none() -> None:
     assert num_proposed - num_right <= len(pairs) * 1.05
 
 
+def test_the_memory_of_an_alignment_does_not_grow_with_the_number_of_pairs() -> None:
+    draw = np.random.default_rng(4)
+    pairs = [(draw.integers(50, size=100), draw.integers(50, size=100)) for _ in range(60)]
+    aligner = WordAligner(pairs, src_vocab_size=50, tgt_vocab_size=50)
+    tracemalloc.start()
+    links = aligner.align(pairs, has_joint_ids=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e7  # one array of all possible links has 5 MB, and there are ten or more
+    expected = []
+    for i, pair in enumerate(pairs):
+        for _, tgt, src in aligner.align([pair], has_joint_ids=True).tolist():
+            expected.append([i, tgt, src])
+    assert links.tolist() == expected
+
+
 def test_equal_ids_are_copies_only_in_a_joint_vocabulary() -> None:
     aligner = WordAligner([([1, 2], [3, 4])], src_vocab_size=9, tgt_vocab_size=9)
     assert aligner.align([([7, 8, 7], [8, 7, 7])], has_joint_ids=False).tolist() == []
@@ -63,6 +80,7 @@ def test_equal_ids_are_copies_only_in_a_joint_vocabulary() -> None:
     pairs = [([], [1]), ([7, 8, 7], [7, 8, 7]), ([7], [])]
     links = aligner.align(pairs, has_joint_ids=True)
     assert links.tolist() == [[1, 0, 0], [1, 1, 1], [1, 2, 2]]
+    assert aligner.align([([], [1]), ([7], [])], has_joint_ids=True).tolist() == []
 
 
 def test_the_links_of_a_pair_do_not_depend_on_the_other_pairs() -> None:

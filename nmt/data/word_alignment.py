@@ -5,7 +5,7 @@ source id) for all ids that are linked in the training pairs.
 """
 
 # To estimate: N links, U distinct links (source id, target id), M target tokens of all pairs
-# To align: B pairs, S source tokens, T target tokens, P possible links of all pairs, L best links
+# To align: B pairs, S source tokens, T target tokens, P distinct pairs of ids, L best links
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MAX_LINKS = 20_000_000  # number of links of all sampled pairs; they take 1 GB o
 NUM_ITERATIONS = 4  # number of steps of expectation maximization
 _DIAGONAL_TENSION = 4.0  # lambda of Dyer et al. (2013): penalty for links off the diagonal
 _NULL_PROB = 0.08  # probability that a token has no counterpart
+_MAX_CELLS = 1 << 16  # number of possible links that are compared at once, with padding
 _MIN_COPY_PROB = 0.5  # lowest probability of a link of equal ids, such as names and numbers
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -132,6 +133,16 @@ class WordAligner:
         at most one link. With `has_joint_ids`, equal ids on both sides are the same text. The links
         of a pair do not depend on the other pairs.
         """
+        all_links = [np.empty((0, 3), dtype=np.int64)]
+        for indices in _divide_pairs(pairs):
+            links = self._align_padded([pairs[i] for i in indices], has_joint_ids)
+            links[:, 0] = np.array(indices)[links[:, 0]]
+            all_links.append(links)
+        joined = np.concatenate(all_links)
+        return joined[np.argsort(joined[:, 0], kind="stable")]
+
+    def _align_padded(self, pairs: Sequence[tuple[Ids, Ids]], has_joint_ids: bool) -> Array:
+        """Align pairs in arrays of all their possible links, see `align`."""
         # Padding has the id -1, so that lookups return their last value for it. This does not
         # matter, since `prior` is 0 there.
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
@@ -140,14 +151,15 @@ class WordAligner:
         tgt_row = tgt[:, None, :]  # (B, 1, T)
         is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
         keys = src_column * self._num_tgt + tgt_row  # (B, S, T)
-        pair_keys = keys[is_pair]  # (P,), without padding, since searching takes most of the time
+        # Searching takes most of the time. It reads less memory for sorted keys without repeats.
+        pair_keys, positions = np.unique(keys[is_pair], return_inverse=True)  # (P,)
         # (P,): the index of each key in `_keys`, or any index if `_keys` lacks it
         key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
         is_known = self._keys[key_indices] == pair_keys  # (P,)
         tgt_probs = np.zeros(keys.shape)
         src_probs = np.zeros(keys.shape)
-        tgt_probs[is_pair] = np.where(is_known, self._tgt_probs[key_indices], 0.0)
-        src_probs[is_pair] = np.where(is_known, self._src_probs[key_indices], 0.0)
+        tgt_probs[is_pair] = np.where(is_known, self._tgt_probs[key_indices], 0.0)[positions]
+        src_probs[is_pair] = np.where(is_known, self._src_probs[key_indices], 0.0)[positions]
         if has_joint_ids:
             copy_prob = np.where(src_column == tgt_row, _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
@@ -190,6 +202,30 @@ def number_words(pieces: Sequence[str]) -> list[int]:
             number += 1
         numbers.append(max(number, 0))  # the first word may begin without a space
     return numbers
+
+
+def _divide_pairs(pairs: Sequence[tuple[Ids, Ids]]) -> list[list[int]]:
+    """Divide pairs into groups of similar length, whose arrays have at most `_MAX_CELLS` cells.
+
+    Returns the indices of the pairs of each group. A pair that exceeds the limit is a group. Leaves
+    out pairs with an empty side.
+    """
+    groups: list[list[int]] = []
+    max_src = 0  # lengths of the longest sides of the last group
+    max_tgt = 0
+    for index in sorted(range(len(pairs)), key=lambda i: len(pairs[i][0])):
+        src_ids, tgt_ids = pairs[index]
+        if len(src_ids) == 0 or len(tgt_ids) == 0:
+            continue
+        max_src = max(max_src, len(src_ids))
+        max_tgt = max(max_tgt, len(tgt_ids))
+        if groups and (len(groups[-1]) + 1) * max_src * max_tgt <= _MAX_CELLS:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            max_src = len(src_ids)
+            max_tgt = len(tgt_ids)
+    return groups
 
 
 def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
