@@ -8,10 +8,14 @@ ranks, and after resuming.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
+
+import numpy as np
 
 from nmt.config import AugmentConfig
 from nmt.data import perturb
@@ -54,6 +58,22 @@ class TextAugmenter:
         tgt_tags = [direction.tgt_tag for direction in directions]
         self.src_codec = TextCodec(tokenizers.src, src_tags, max_length)
         self.tgt_codec = TextCodec(tokenizers.tgt, tgt_tags, max_length)
+        case_probabilities = [config.upper, config.title, config.lower]
+        case_probabilities.append(1 - sum(case_probabilities))  # of no change of case
+        self._cumulative_case_probabilities = list(itertools.accumulate(case_probabilities))
+        self._case_changes: list[PairChange | None] = []
+        for case in ("upper", "title", "lower"):
+            change = functools.partial(self._change_case, perturb.CASES[case])
+            self._case_changes.append(change)
+        self._case_changes.append(None)
+        # changes that are drawn independently, with their probabilities
+        self._other_changes: tuple[tuple[float, PairChange], ...] = (
+            (config.punct, _remove_end_marks),
+            (config.typos, self._add_typos),
+            (config.spaces, _misplace_space),
+            (config.inline_noise, _insert_word_to_copy),
+            (config.noise, _replace_by_words_to_copy),
+        )
 
     def __call__(
         self, pairs: Sequence[tuple[Ids, Ids]], update: int, rows: Sequence[int]
@@ -83,43 +103,39 @@ class TextAugmenter:
         gets_hints = self._hint_sampler is not None and rng.random() < self.config.terminology
         if not changes and not gets_hints:
             return None
-        src_prefix, src = self.src_codec.decode(pair[0])
-        tgt_prefix, tgt = self.tgt_codec.decode(pair[1])
+        decoded_src = self.src_codec.decode(pair[0])
+        decoded_tgt = self.tgt_codec.decode(pair[1])
+        src = decoded_src.text
+        tgt = decoded_tgt.text
         if not src or not tgt:
             return None
+        ids = None
+        if not changes:
+            ids = (decoded_src.ids, decoded_tgt.ids)
         for change in changes:
             src, tgt = change(src, tgt, rng)
-        return _PairText(src_prefix, src, tgt_prefix, tgt, rng, gets_hints)
+        return _PairText(decoded_src.prefix, src, decoded_tgt.prefix, tgt, ids, rng, gets_hints)
 
     def _add_hints(self, pairs: Sequence[_PairText]) -> None:
         """Add hints to pairs. This is the last change, since hints are for the changed words."""
         if self._hint_sampler is None:
             return
         texts = [(pair.src, pair.tgt) for pair in pairs]
-        hinted_texts = self._hint_sampler(texts, [pair.rng for pair in pairs])
+        rngs = [pair.rng for pair in pairs]
+        hinted_texts = self._hint_sampler(texts, rngs, [pair.ids for pair in pairs])
         for pair, (src, tgt) in zip(pairs, hinted_texts, strict=True):
             pair.src = src
             pair.tgt = tgt
 
     def _draw_changes(self, rng: Random) -> list[PairChange]:
         """Draw the changes of a pair, independently except for at most one change of case."""
-        config = self.config
         changes: list[PairChange] = []
-        probabilities = {"upper": config.upper, "title": config.title, "lower": config.lower}
-        no_change_probability = 1 - sum(probabilities.values())
-        cases = [*probabilities, None]
-        weights = [*probabilities.values(), no_change_probability]
-        [case] = rng.choices(cases, weights)
-        if case is not None:
-            changes.append(functools.partial(self._change_case, perturb.CASES[case]))
-        changes_by_probability: tuple[tuple[float, PairChange], ...] = (
-            (config.punct, _remove_end_marks),
-            (config.typos, self._add_typos),
-            (config.spaces, _misplace_space),
-            (config.inline_noise, _insert_word_to_copy),
-            (config.noise, _replace_by_words_to_copy),
+        [case_change] = rng.choices(
+            self._case_changes, cum_weights=self._cumulative_case_probabilities
         )
-        for probability, change in changes_by_probability:
+        if case_change is not None:
+            changes.append(case_change)
+        for probability, change in self._other_changes:
             if rng.random() < probability:
                 changes.append(change)
         return changes
@@ -153,6 +169,8 @@ class _PairText:
     src: str
     tgt_prefix: list[int]
     tgt: str
+    ids: tuple[list[int], list[int]] | None
+    """Ids of `src` and `tgt`, see `DecodedText.ids`; None if changes have made them out of date."""
     rng: Random
     gets_hints: bool
 
@@ -182,6 +200,15 @@ def _replace_by_words_to_copy(src: str, tgt: str, rng: Random) -> tuple[str, str
     return words, words
 
 
+class DecodedText(NamedTuple):
+    """One side of a pair, as ids and as text."""
+
+    prefix: list[int]  # the ids of tags and prefixes, which stay unchanged
+    ids: list[int]
+    """The other ids, after the prefix of the tokenizer: as if the tokenizer had encoded `text`."""
+    text: str  # empty if there is an unknown token: `<unk>` does not say which text it was
+
+
 class TextCodec:
     """Converts one side of pairs from ids to text and back, without its tags and prefixes."""
 
@@ -195,18 +222,16 @@ class TextCodec:
         # if there are no symbols, the pattern never matches
         self.symbol_pattern = re.compile(f"({'|'.join(symbols)})" if symbols else "(?!)")
 
-    def decode(self, ids: Ids) -> tuple[list[int], str]:
-        """Return the ids of the prefix, and the text of the other ids.
-
-        The text is empty if there is an unknown token, whose text is lost.
-        """
-        all_ids = [int(i) for i in ids]
+    def decode(self, ids: Ids) -> DecodedText:
+        """Separate the ids of the prefix, and decode the other ids."""
+        all_ids = np.asarray(ids).tolist()
         prefix_length = find_prefix_length(all_ids, self.prefixes)
         prefix = all_ids[:prefix_length]
         text_ids = all_ids[prefix_length:]
-        if self.tokenizer.unk_id in text_ids:
-            return prefix, ""
-        return prefix, self.tokenizer.decode(text_ids)
+        text = ""
+        if self.tokenizer.unk_id not in text_ids:
+            text = self.tokenizer.decode(text_ids)
+        return DecodedText(prefix, [*self.tokenizer.prefix, *text_ids], text)
 
     def encode(self, prefix: list[int], text: str) -> list[int]:
         """Return `prefix` and the ids of a text; [] if an id is unknown or there are too many."""

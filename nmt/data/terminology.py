@@ -9,7 +9,7 @@ The space before a word stands between the symbol and the word. SentencePiece th
 word into the same pieces as without a hint.
 """
 
-# L links between source and target pieces
+# L links between source and target pieces, V vocabulary size
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from nmt.data.lemmas import Lemmas
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import has_word_pieces, user_symbols
-from nmt.data.word_alignment import WordAligner, number_words
+from nmt.data.word_alignment import Array, WordAligner
+from nmt.data.word_links import mark_word_starts
 from nmt.errors import ConfigError
 
 SOURCE = "__source__"  # the symbols of OpusTrainer
@@ -170,6 +172,8 @@ class HintSampler:
         self._tokenizers = tokenizers
         self._aligner = aligner
         self._lemmas = lemmas
+        self._src_starts = mark_word_starts(tokenizers.src)  # (V,)
+        self._tgt_starts = mark_word_starts(tokenizers.tgt)
         pieces = [piece.removeprefix("▁") for piece in tokenizers.tgt.all_pieces()]
         self._word_parts = [piece for piece in pieces if piece.isalpha()]
         symbols = {*user_symbols(tokenizers.src.model), *user_symbols(tokenizers.tgt.model)}
@@ -177,7 +181,10 @@ class HintSampler:
         self._excluded_words = re.compile("|".join([_EXCLUDED_SIGNS, *symbol_patterns]))
 
     def __call__(
-        self, pairs: Sequence[tuple[str, str]], rngs: Sequence[Random]
+        self,
+        pairs: Sequence[tuple[str, str]],
+        rngs: Sequence[Random],
+        ids: Sequence[tuple[list[int], list[int]] | None] | None = None,
     ) -> list[tuple[str, str]]:
         """Add 1 to `MAX_TERMS` hints to each source, fewer if the pair has fewer linked words.
 
@@ -185,9 +192,10 @@ class HintSampler:
         often. Words with a symbol of the vocabulary, a placeholder or an address get no hints. For
         some terms, a random word replaces the target in the hint and in the target text. The model
         thus learns to copy targets that it would not choose. The hints of a pair depend only on its
-        texts and on its random generator.
+        texts and on its random generator. `ids` has the ids of pairs that are already encoded, and
+        None for other pairs.
         """
-        all_links = self._link_words(pairs)
+        all_links = self._link_words(pairs, ids or [None] * len(pairs))
         hinted_pairs = []
         for (src, tgt), links, rng in zip(pairs, all_links, rngs, strict=True):
             hinted_pairs.append(self._add_hints(src, tgt, links, rng))
@@ -224,8 +232,10 @@ class HintSampler:
         rng: Random,
     ) -> list[_PhrasePair]:
         """Sample up to `MAX_TERMS` phrase pairs that do not overlap."""
-        linked_words = sorted({src for src, _ in links})
-        first_words = [i for i in linked_words if not self._is_excluded(src_words[i])]
+        excluded_src = self._find_excluded(src_words)
+        excluded_tgt = self._find_excluded(tgt_words)
+        linked_words = {src for src, _ in links}
+        first_words = sorted(linked_words - excluded_src)
         if not first_words:
             return []
         lengths = [len(src_words[i][0]) for i in first_words]
@@ -235,64 +245,77 @@ class HintSampler:
             phrase = _find_phrase(links, first_word, rng.randint(1, _MAX_WORDS))
             if phrase is None or any(map(phrase.overlaps, phrases)):
                 continue
-            words = src_words[phrase.src_start : phrase.src_end]
-            words += tgt_words[phrase.tgt_start : phrase.tgt_end]
-            if not any(map(self._is_excluded, words)):
+            src_span = range(phrase.src_start, phrase.src_end)
+            tgt_span = range(phrase.tgt_start, phrase.tgt_end)
+            if excluded_src.isdisjoint(src_span) and excluded_tgt.isdisjoint(tgt_span):
                 phrases.append(phrase)
         return phrases
 
-    def _is_excluded(self, word: re.Match[str]) -> bool:
-        """Return whether a word gets no hint."""
-        return self._excluded_words.search(word[0]) is not None
+    def _find_excluded(self, words: list[re.Match[str]]) -> set[int]:
+        """Return the numbers of the words of a text that get no hint."""
+        # most texts have none, and one search in the text is faster than a search in each word
+        if not words or self._excluded_words.search(words[0].string) is None:
+            return set()
+        excluded = set()
+        for number, word in enumerate(words):
+            if self._excluded_words.search(word[0]) is not None:
+                excluded.add(number)
+        return excluded
 
-    def _link_words(self, pairs: Sequence[tuple[str, str]]) -> list[set[tuple[int, int]]]:
+    def _link_words(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        ids: Sequence[tuple[list[int], list[int]] | None],
+    ) -> list[set[tuple[int, int]]]:
         """Return the linked words of each pair as (source word, target word).
 
         Aligns all pairs at once, since most of the time of a single pair would be overhead.
         """
         all_links: list[set[tuple[int, int]]] = [set() for _ in pairs]
-        indices = []  # the index in `pairs` of each pair in `encoded_pairs`
-        encoded_pairs = []
-        for i, (src_text, tgt_text) in enumerate(pairs):
-            src = _encode_words(self._tokenizers.src, src_text)
-            tgt = _encode_words(self._tokenizers.tgt, tgt_text)
-            if src is not None and tgt is not None:
+        indices = []  # the index in `pairs` of each pair in `id_pairs`
+        id_pairs = []
+        word_pairs = []  # the number of the word of each piece, for source and target
+        for i, (src, tgt) in enumerate(pairs):
+            encoded = ids[i]
+            if encoded is None:
+                encoded = (self._tokenizers.src.encode(src), self._tokenizers.tgt.encode(tgt))
+            src_words = _number_words(encoded[0], self._src_starts, src)
+            tgt_words = _number_words(encoded[1], self._tgt_starts, tgt)
+            if src_words and tgt_words:
                 indices.append(i)
-                encoded_pairs.append((src, tgt))
+                id_pairs.append(encoded)
+                word_pairs.append((src_words, tgt_words))
         if not indices:
             return all_links
-        id_pairs = [(src.ids, tgt.ids) for src, tgt in encoded_pairs]
         has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
         # (L, 3): index in `id_pairs`, target piece, source piece
         links = self._aligner.align(id_pairs, has_joint_ids=has_joint_ids)
         for pair_index, tgt_piece, src_piece in links.tolist():
-            src, tgt = encoded_pairs[pair_index]
-            link = (src.words[src_piece], tgt.words[tgt_piece])
+            src_words, tgt_words = word_pairs[pair_index]
+            link = (src_words[src_piece], tgt_words[tgt_piece])
             all_links[indices[pair_index]].add(link)
         return all_links
 
 
-class _EncodedWords(NamedTuple):
-    """The pieces of a text, and the words that they belong to."""
+def _number_words(ids: list[int], starts_word: Array, text: str) -> list[int]:
+    """Return for each id of a text the number of its word. White space separates words.
 
-    ids: list[int]
-    words: list[int]  # for each piece, the number of its word in the text
+    Returns [] for an empty text, which an earlier augmentation may leave. Also returns [] if the
+    tokenizer divides the text into another number of words.
 
-
-def _encode_words(tokenizer: Tokenizer, text: str) -> _EncodedWords | None:
-    """Encode a text whose words are separated by white space.
-
-    Returns None if the text is empty, as after some augmentations, or if the pieces form another
-    number of words than the text has.
+    Args:
+        ids: the encoded text.
+        starts_word: which pieces of the vocabulary begin a word (V,).
+        text: the text.
     """
-    ids = tokenizer.encode(text)
     if not ids:
-        return None
-    words = number_words(tokenizer.pieces(ids))
+        return []
+    # the first word may begin without a space
+    words: list[int] = np.maximum(np.cumsum(starts_word[ids]) - 1, 0).tolist()
     num_words = words[-1] + 1
     if num_words != len(text.split()):
-        return None
-    return _EncodedWords(ids, words)
+        return []
+    return words
 
 
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:
