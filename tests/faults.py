@@ -6,17 +6,17 @@ import itertools
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from toy import train
 
-from nmt.data import Rows
 from nmt.data.batching import UpdatePlan
 from nmt.runtime import files
 from nmt.training import checkpoints
-from nmt.training.batches import Batch, BatchMaker
+from nmt.training.batches import Batch, BatchMaker, ChangedPair
 from nmt.training.learner import Learner
 from nmt.training.validation import Validation
 
@@ -87,12 +87,12 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: An
 def poison(pair: int, factor: float) -> None:
     """Multiply the loss of every batch that holds the pair by `factor`, in this process."""
     original = Learner.compute_loss
-    make = BatchMaker.make_micro_batch
+    pack_pairs = BatchMaker.pack_pairs
     poisonous: list[Batch] = []
 
-    def watching(batch_maker: BatchMaker, rows: Rows, draw: int = 0, *more: Any) -> Batch:
-        batch = make(batch_maker, rows, draw, *more)
-        if pair in rows.tolist():
+    def watching(batch_maker: BatchMaker, pairs: Sequence[ChangedPair]) -> Batch:
+        batch = pack_pairs(batch_maker, pairs)
+        if pair in [changed_pair.row for changed_pair in pairs]:
             poisonous.append(batch)
         return batch
 
@@ -102,7 +102,7 @@ def poison(pair: int, factor: float) -> None:
             loss = loss * factor
         return loss, nll
 
-    BatchMaker.make_micro_batch = watching  # type: ignore[method-assign]
+    BatchMaker.pack_pairs = watching  # type: ignore[method-assign]
     Learner.compute_loss = poisoned  # type: ignore[method-assign]
 
 

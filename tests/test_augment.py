@@ -19,10 +19,13 @@ from nmt.cli.main import main
 from nmt.config import AugmentConfig, Perturbation, StageConfig, TrainConfig
 from nmt.data import perturb
 from nmt.data.augment import TextAugmenter
+from nmt.data.batch import batch_cost
+from nmt.data.batching import UpdatePlan
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
+from nmt.training import batches
 
 SRC = "the small house, and 42 trees of Anna."
 TGT = "das kleine Haus, und 42 Bäume von Anna."
@@ -197,6 +200,32 @@ def test_batches_depend_on_seed_and_update_and_stage(random_data: Path, tmp_path
     assert read(typos, 4, epoch=4) != pairs
     assert read(typos, 4, seed=2) != pairs
     assert read(typos, 5) == read(AugmentConfig(), 0) != pairs
+
+
+def test_changed_pairs_are_in_micro_batches_of_similar_length(
+    random_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MICRO_BATCH_TOKENS", 150)
+    run = make_run(random_data, tmp_path, augment=AugmentConfig(inline_noise=0.5))
+    maker = run.learner.batch_maker
+    rows = np.arange(40)
+    plan = UpdatePlan([rows], 1, 1)
+    micro_batch_lengths = {}
+    for augmenter in (None, run.augmenter_at(0)):
+        [micro_batches] = maker.make_batches(plan, 3, augmenter)
+        micro_batch_lengths[augmenter] = [batch.lengths for batch in micro_batches]
+    plain_lengths, changed_lengths = micro_batch_lengths.values()
+    planned = [maker.lengths[part].tolist() for part in maker.split_rows(rows)]
+    assert [lengths.tolist() for lengths in plain_lengths] == planned
+    assert np.concatenate(changed_lengths).sum() > 1.1 * np.concatenate(plain_lengths).sum()
+    longest = 0
+    for lengths in changed_lengths:
+        assert batch_cost(lengths) <= 150 or len(lengths) == 1
+        assert lengths.max(axis=1).min() >= longest
+        longest = lengths.max()
+    pairs = maker.change_pairs(rows, 3, run.augmenter_at(0))
+    expected = sorted((len(pair.src) + 1, len(pair.tgt) + 1) for pair in pairs)
+    assert sorted(map(tuple, np.concatenate(changed_lengths).tolist())) == expected
 
 
 @pytest.mark.slow

@@ -181,17 +181,15 @@ def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources: dict[int, dict[int, Any]] = defaultdict(dict)  # by row and draw
-    make_micro_batch = BatchMaker.make_micro_batch
+    change_pairs = BatchMaker.change_pairs
 
     def record_sources(batch_maker: BatchMaker, rows: Any, draw: int = 0, *more: Any) -> Any:
-        batch = make_micro_batch(batch_maker, rows, draw, *more)
-        lengths = batch.lengths[:, 0].tolist()
-        ids = batch.src[: batch.num_src_tokens].split(lengths)
-        for row, row_ids in zip(rows.tolist(), ids, strict=True):
-            sources[row][draw] = row_ids.tolist()
-        return batch
+        pairs = change_pairs(batch_maker, rows, draw, *more)
+        for pair in pairs:
+            sources[pair.row][draw] = pair.src.tolist()
+        return pairs
 
-    monkeypatch.setattr(BatchMaker, "make_micro_batch", record_sources)
+    monkeypatch.setattr(BatchMaker, "change_pairs", record_sources)
     mix = ["mix.a=4", "mix.b=0", "mix.c=0", "noise.mask=0.5", "max_updates=5"]  # less than an epoch
     assert train(data_dir, data_dir / "run", RUN, mix) == 0
     num_repeated = 0

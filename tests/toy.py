@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from nmt.data.augment import TextAugmenter
 from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.distributed import World
+from nmt.training.batches import Batch, ChangedPair
 from nmt.training.build import Run, build_run
 from nmt.training.learner import Learner
 
@@ -155,11 +157,21 @@ def read_pairs(
     learner: Learner, batches: list[Any], draw: int, augment: TextAugmenter | None = None
 ) -> list[list[list[int]]]:
     """Return the source, decoder input and target ids of the pairs of `batches`, lists of rows, as
-    training reads them in update `draw`.
+    training reads them in update `draw`. The pairs are sorted by row.
     """
     update = UpdatePlan(list(map(np.array, batches)), 1, 1)
+    maker = learner.batch_maker
+    pack_pairs = maker.pack_pairs
+    rows: list[int] = []
+
+    def record_rows(changed_pairs: Sequence[ChangedPair]) -> Batch:
+        rows.extend(pair.row for pair in changed_pairs)
+        return pack_pairs(changed_pairs)
+
+    with mock.patch.object(maker, "pack_pairs", record_rows):
+        made_batches = maker.make_batches(update, draw, augment)
     pairs = []
-    for micro_batches in learner.batch_maker.make_batches(update, draw, augment):
+    for micro_batches in made_batches:
         for batch in micro_batches:
             src_lengths, tgt_lengths = batch.lengths.T.tolist()
             src = batch.src[: batch.num_src_tokens].split(src_lengths)
@@ -167,7 +179,7 @@ def read_pairs(
             tgt_out = batch.tgt_out[: batch.num_tokens].split(tgt_lengths)
             for pair in zip(src, tgt_in, tgt_out, strict=True):
                 pairs.append(list(map(Tensor.tolist, pair)))
-    return pairs
+    return [pairs[i] for i in np.argsort(rows, kind="stable")]
 
 
 def make_run(data_dir: Path, run_dir: Path, world: World | None = None, **changes: Any) -> Run:

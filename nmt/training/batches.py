@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from nmt.config import TrainConfig
 from nmt.data import Lengths, Rows
 from nmt.data.augment import TextAugmenter
-from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
+from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost, bucket_by_length
 from nmt.data.batching import UpdatePlan
 from nmt.data.binary import ParallelData
 from nmt.data.noise import SubwordSampling, TokenNoise
@@ -148,6 +148,16 @@ def _concatenate(sentences: Iterable[tuple[Ids, Ids]], pads: Ids) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="unsafe"))
 
 
+class ChangedPair(NamedTuple):
+    """A training pair after all random changes, without BOS and EOS."""
+
+    row: int  # in the training set
+    src: Ids
+    tgt: Ids
+    decoder_input: Ids  # replaces `tgt` in the input of the decoder, and has its length
+    links: Any  # links of words (L, 2) from the data; None if unknown
+
+
 class BatchMaker:
     """Makes micro-batches from rows of the training set, with subword sampling and noise."""
 
@@ -190,35 +200,55 @@ class BatchMaker:
         """
         batches = []
         for rows in plan.batches or [FILLER_ROWS]:
+            pairs = self.change_pairs(rows, update_id, augment)
+            lengths = np.array([(len(pair.src) + 1, len(pair.tgt) + 1) for pair in pairs])
             micro_batches = []
-            for micro_batch_rows in self.split_rows(rows):
-                micro_batches.append(self.make_micro_batch(micro_batch_rows, update_id, augment))
+            for indices in self._divide(lengths, self.lengths[rows]):
+                micro_batches.append(self.pack_pairs([pairs[i] for i in indices]))
             batches.append(micro_batches)
         return batches
 
     def split_rows(self, rows: Rows) -> list[Rows]:
-        """Divide a batch into micro-batches.
+        """Divide a batch into micro-batches, by the lengths before random changes."""
+        lengths = self.lengths[rows]
+        return [rows[indices] for indices in self._divide(lengths, lengths)]
+
+    def _divide(self, lengths: Lengths, planned_lengths: Lengths) -> list[Rows]:
+        """Return the indices of the pairs of each micro-batch.
 
         On a CPU, micro-batches are so small that the activations of a layer stay in the CPU's
         caches. On other devices, the batch is the only micro-batch.
+
+        Args:
+            lengths: lengths of the pairs of a batch (B, 2).
+            planned_lengths: their lengths before random changes, by which the batch is sorted.
         """
+        indices = np.arange(len(lengths))
         if self._device_type != "cpu":
-            return [rows]
-        num_micro_batches = math.ceil(batch_cost(self.lengths[rows]) / MICRO_BATCH_TOKENS)
-        return np.array_split(rows, min(num_micro_batches, len(rows)))
+            return [indices]
+        if not np.array_equal(lengths, planned_lengths):
+            # Attention pads to the longest pair, so a pair in capitals would slow down short ones.
+            max_cost = max(MICRO_BATCH_TOKENS, int(lengths.max()))
+            return bucket_by_length(lengths, max_cost, indices)
+        num_micro_batches = math.ceil(batch_cost(lengths) / MICRO_BATCH_TOKENS)
+        return np.array_split(indices, min(num_micro_batches, len(indices)))
 
     def make_micro_batch(
         self, rows: Rows, update_id: int = 0, augment: TextAugmenter | None = None
     ) -> Batch:
         """Pack the pairs of `rows` into one batch, after all random changes."""
+        return self.pack_pairs(self.change_pairs(rows, update_id, augment))
+
+    def change_pairs(
+        self, rows: Rows, update_id: int = 0, augment: TextAugmenter | None = None
+    ) -> list[ChangedPair]:
+        """Return the pairs of `rows` after augmentation, subword sampling and noise."""
         row_list = rows.tolist()
         original_pairs: list[tuple[Ids, Ids]] = [self.data[row] for row in row_list]
         augmented_pairs = original_pairs
         if augment is not None:
             augmented_pairs = augment(original_pairs, update_id, row_list)
-        pairs: list[tuple[Ids, Ids]] = []
-        decoder_inputs: list[Ids] = []
-        links_by_pair: list[Any] = []  # links of words in each pair, (L, 2); None if unknown
+        changed_pairs = []
         for i, row in enumerate(row_list):
             src, tgt = augmented_pairs[i]
             links = None
@@ -233,18 +263,21 @@ class BatchMaker:
                 if not np.array_equal(noisy_src, src):
                     links = None
                 src = noisy_src
-            pairs.append((src, tgt))
-            decoder_inputs.append(decoder_input)
-            links_by_pair.append(links)
+            changed_pairs.append(ChangedPair(row, src, tgt, decoder_input, links))
+        return changed_pairs
+
+    def pack_pairs(self, pairs: Sequence[ChangedPair]) -> Batch:
+        """Pack pairs into one batch."""
+        id_pairs = [(pair.src, pair.tgt) for pair in pairs]
         batch = make_batch(
-            pairs,
+            id_pairs,
             self.tokenizers,
-            decoder_inputs,
+            [pair.decoder_input for pair in pairs],
             round_to=ROWS_STEP,
             source_eos=self._source_eos,
         )
         if self.needs_alignment:
-            token_links = self._align(pairs, links_by_pair)
+            token_links = self._align(id_pairs, [pair.links for pair in pairs])
             batch = replace(batch, alignment=torch.from_numpy(token_links))
         return batch.pin() if self._device_type == "cuda" else batch
 
