@@ -125,7 +125,8 @@ def _split_messages(text: str) -> Iterator[_Message]:
                 message = _Message()
             message.lines.append(line)
             if stripped.startswith("#,"):
-                message.flags |= {flag.strip() for flag in stripped[2:].split(",")}
+                flags = stripped.removeprefix("#,").split(",")
+                message.flags.update(flag.strip() for flag in flags)
             continue
         match = _LINE.fullmatch(line_without_mark)
         if match is None or not (match["keyword"] or message.texts):
@@ -139,7 +140,8 @@ def _split_messages(text: str) -> Iterator[_Message]:
             message.spans[keyword] = (len(message.lines), len(message.lines))
         message.texts[keyword] += _ESCAPE.sub(_unescape, match["text"])
         message.lines.append(line)
-        message.spans[keyword] = (message.spans[keyword][0], len(message.lines))
+        first_line, _ = message.spans[keyword]
+        message.spans[keyword] = (first_line, len(message.lines))
     yield message
 
 

@@ -80,7 +80,7 @@ def get_client_name(request: Request) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def client_network(address: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address, which has a single owner."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address, which one client may own."""
     try:
         ip_address = ipaddress.ip_address(address)
     except ValueError:
@@ -180,7 +180,7 @@ class Admission:
         return self._keys is not None
 
     def check(self, context: RequestContext, secret: str) -> None:
-        """Count a request, and store the key with this secret, if not "", in its context.
+        """Count a request. Unless `secret` is "", store the key with this secret in the context.
 
         Raises an `HttpError` with status 400 for a missing key, 403 for an unknown key, and 429
         above the limit of the client.

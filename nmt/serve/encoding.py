@@ -37,7 +37,7 @@ class TextEncoder:
     async def encode(
         self, options: BatchOptions, lines: list[str], prefixes: list[str] | None = None
     ) -> EncodedWindow:
-        """Encode the lines of a request, in the process of the model if they are long together.
+        """Encode the lines of a request. If they are long, the process of the model encodes them.
 
         `prefixes` are the texts with which the translations of the lines begin.
         """

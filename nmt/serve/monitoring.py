@@ -130,7 +130,7 @@ def log_access(fields: dict[str, Any]) -> None:
 
 
 def _escape_unprintable(character: str) -> str:
-    """Return an unprintable character as an escape of JSON, such as \\u2028."""
+    """Return an unprintable character as a JSON escape, such as \\u2028, and others unchanged."""
     if character.isprintable():
         return character
     return json.dumps(character)[1:-1]  # without quotes

@@ -34,7 +34,7 @@ class Parameters(dict[str, Any]):
     """The parameters of a request. Each method raises a 400 `HttpError` for an invalid value."""
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a string, or `default` if it is missing or empty. None: raises an error then."""
+        """Return a string, or `default` if it is missing or empty, unless `default` is None."""
         value = self.get(name)
         if value is None or value == "":
             if default is None:

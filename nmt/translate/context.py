@@ -165,9 +165,8 @@ def take_last(
     """Return the result of the last line, given the `result` of a group of `num_lines` lines.
 
     The text of the last line gets the `case` that `recase_groups` returned. Returns None if the
-    translation of the group failed, is unfinished, has a wrong number of separators, or has no text
-    after the last separator. For a group of one line, removes separators and returns a result in
-    any case.
+    translation of several lines failed, is unfinished, has a wrong number of separators, or has no
+    text after the last separator. A group of one line always has a result, without separators.
     """
     if result.error is not None:
         return result if num_lines == 1 else None

@@ -84,13 +84,13 @@ def _encode_fragments(
         if len(ids) <= max_tokens:
             yield ids
             continue
-        fragment = fragment.strip()  # a cut at a space at the ends would divide nothing
+        fragment = fragment.strip()  # a cut at a space at either end would divide nothing
         subfragments = _divide(fragment, len(ids), max_tokens, encode, find_spans(fragment))
         if len(subfragments) == 1:  # a span is too long
             subfragments = _divide(fragment, len(ids), max_tokens, encode, ())
         if len(subfragments) > 1:
             yield from _encode_fragments(subfragments, max_tokens, encode, find_spans)
-        else:  # a single character, whose tokens are more bytes than allowed
+        else:  # a single visible character, such as a joined emoji in bytes, with too many tokens
             [character_ids] = encode(subfragments)
             yield character_ids[:max_tokens]
 

@@ -196,7 +196,7 @@ def _has_type(value: Any, expected_type: Any) -> bool:
     """Return whether a value has the expected type; numbers of NumPy count as int or float.
 
     Returns True for `Iterable[str]`: `nmt.translate.windows.check_lines` checks each text when it
-    is read. One text is no list of texts, although it can be iterated.
+    is read. A `list[str]` must not be a single text.
     """
     origin = get_origin(expected_type)
     if origin is not None:

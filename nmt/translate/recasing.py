@@ -52,7 +52,7 @@ def to_sentence_case(text: str) -> str:
 
 
 def apply_case(text: str, case: str) -> str:
-    """Return a translation in the case of its source, a result of `find_case`."""
+    """Return a translation in `case`, which `find_case` returned for its source."""
     return CASES[case](text)
 
 

@@ -120,10 +120,10 @@ def rank_candidates(
 ) -> list[LineResult]:
     """Return the `n_best` candidates of each line with the highest scores, best first.
 
-    Candidates that met the length limit come after all others, and so do, with `protect`, those
-    that lack a placeholder, tag or address of the source. `tags` are the language tags with which a
-    source may begin. Candidates with equal scores keep their order. Lines with less than two
-    candidates are returned without a `rerank_score`.
+    Candidates that met the length limit come after all others. With `protect`, candidates that lack
+    a placeholder, tag or address of the source come after complete ones. `tags` are the language
+    tags with which a source may begin. Candidates with equal scores keep their order. Lines with
+    less than two candidates are returned without a `rerank_score`.
     """
     ranked = list(results)
     indices = [i for i, result in enumerate(results) if len(result.translations) > 1]

@@ -150,7 +150,10 @@ def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[s
 def read_counts(
     folder: Path, job: dict[str, Any], open_input: Callable[[], WindowReader]
 ) -> SynthesisCounts | None:
-    """Return the counts of the corpus in `folder` if it is complete, of `job` and of the input."""
+    """Return the counts of the corpus in `folder`.
+
+    Returns None unless the corpus is complete and comes from the same job and input.
+    """
     try:
         summary = read_json(folder / SUMMARY_FILE)
         sizes = {name: (folder / name).stat().st_size for name in TEXT_FILES}

@@ -36,7 +36,7 @@ from nmt.model.layers import FeedForward
 from nmt.model.ssru import Ssru
 from nmt.model.transformer import Transformer
 
-_CPU_ENCODER_TOKENS = 1024  # a CPU encodes about this many at a time, so that its caches suffice
+_CPU_ENCODER_TOKENS = 1024  # about this many tokens are encoded at a time, to fit a CPU's caches
 
 
 class FastTransformer(Transformer):
@@ -53,7 +53,7 @@ class FastTransformer(Transformer):
         return not self.config.source_eos
 
     def encoded_lengths(self, src_lengths: Tensor) -> Tensor:
-        """Return how many tokens the encoder reads of sources of `src_lengths` tokens with EOS."""
+        """Return the numbers of tokens that the encoder reads; `src_lengths` (B,) include EOS."""
         return src_lengths - 1 if self.drops_eos else src_lengths
 
     def forward(
@@ -87,7 +87,8 @@ class FastTransformer(Transformer):
     def start_single(self, src: Tensor, src_lengths: Tensor) -> DecodingState | SingleState:
         """Like `start`, but faster, for one sentence (1, S) with few hypotheses.
 
-        The state takes at most `MAX_ROWS` hypotheses, and neither `join` nor `attention_out`.
+        The state holds at most `MAX_ROWS` hypotheses. It supports neither `join` nor
+        `attention_out`.
         """
         if not self._is_frozen() or not can_decode_single(self):
             return self.start(src, src_lengths)

@@ -214,7 +214,7 @@ class KVCache:
 
 
 class TargetCache(Protocol):
-    """The memory of the decoder layers of the target tokens of each hypothesis."""
+    """Keys and values, or states, of the target tokens of each hypothesis, for all layers."""
 
     def advance(self, grid: BeamGrid) -> None:
         """Begin a step, which adds a token to each hypothesis."""
@@ -228,7 +228,7 @@ class TargetCache(Protocol):
     def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
         """Keep only the sentences `live` (B',) of `grid`.
 
-        `sentences` (R,) has, for each row, the index of its sentence among the kept ones.
+        `sentences` (R,) has the new index of the sentence of each row.
         """
 
     def add_sentences(self, count: int, grid: BeamGrid) -> None:

@@ -40,7 +40,7 @@ from nmt.model.positions import TokenPositions
 from nmt.model.transformer import DecoderLayer
 
 TensorFunction = Callable[[Tensor], Tensor]
-_MAX_LIVE_SHARE = 0.75  # of the sentences; with fewer live ones, finished sentences are dropped
+_MAX_LIVE_SHARE = 0.75  # share of live sentences up to which finished sentences are dropped
 
 
 # --- attention of a step
