@@ -29,7 +29,7 @@ _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
-# finds the key that a text of ADVICE_FOR_KEY advises instead of a key of another toolkit
+# matches the start of advice in ADVICE_FOR_KEY that names one of our keys
 _ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
 _LIKELY_KEYS = {  # for each command, the settings that words without a key most likely belong to

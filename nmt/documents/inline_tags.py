@@ -63,7 +63,7 @@ class TargetWord:
 
     start: int
     end: int
-    source_position: int  # index of the character in the block's text that it attends to most
+    source_position: int  # index in the block's text of the character that it attends to most
 
 
 def align_words(
@@ -185,7 +185,10 @@ class TagPlacer:
         return is_before_space and not self._target[position].isspace()
 
     def _find_position(self, child: Element, word: int, parent: Element, region: Region) -> int:
-        """Return the character at which to insert an element without words, at `word`."""
+        """Return the index of the character before which to insert an element without words.
+
+        `word` is the first word after the element.
+        """
         previous_character = self._source[max(child.start - 1, 0) : child.start]
         if previous_character.strip() and word > region.first_word:
             # no space precedes the element in the source, so it follows the previous word directly

@@ -54,7 +54,8 @@ _SPELLING_ATTRIBUTE = re.compile(
     r"""\s(lang|altLang|dirty|err|smtClean|noProof)=("[^"]*"|'[^']*')"""
 )
 _MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # the number is an index of `XmlPart.inner_parts`
-# Text boxes put paragraphs into paragraphs. Paragraphs within more than these are not translated.
+# Text boxes put paragraphs into paragraphs. Paragraphs that are nested more deeply are not
+# translated.
 _MAX_DEPTH = 8
 
 

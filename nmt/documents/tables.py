@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
 from nmt.errors import DataError, suggest_names
 
-_MAX_ROW_CHARACTERS = 1 << 16  # only the start of a longer first row tells the separator
+_MAX_ROW_CHARACTERS = 1 << 16  # the separator is looked for in this part of the first row
 _QUOTED_TEXT = re.compile(r'(?:^|(?<=[,;\t|]))"(?:[^"]|"")*"(?=[,;\t|\r\n]|$)')
 _QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
 

@@ -22,7 +22,7 @@ _MAX_WINDOW_CHARACTERS = 1 << 16  # limits windows of long sentences
 
 
 class Translatable(Protocol):
-    """Sentences to translate, and the translations that they need."""
+    """Sentences to translate, and whether their translations need an alignment."""
 
     @property
     def sentences(self) -> list[str]:

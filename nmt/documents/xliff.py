@@ -21,7 +21,8 @@ from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, 
 
 _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
 # Codes are elements that represent formatting. A start code begins bold text, for example, and the
-# end code with the same number ends it. The first of the attributes that a code has is the number.
+# end code with the same number ends it. A code has its number in one of the attributes below, the
+# first of them that it has.
 _START_CODES = ("bpt", "bx", "sc")
 _END_CODES = ("ept", "ex", "ec")
 _NUMBER_ATTRIBUTES = ("rid", "startRef", "id")
@@ -158,7 +159,7 @@ def _to_start_tag(token: XmlToken) -> str:
 def _add_target_language(root: XmlToken, tgt_lang: str) -> str:
     """Return the start tag of the root, in XLIFF 2 with the attribute trgLang for `tgt_lang`.
 
-    A language that the file states already stays.
+    Keeps a language that the file already states.
     """
     is_version_2 = "srcLang" in root.attributes
     lacks_language = is_version_2 and "trgLang" not in root.attributes

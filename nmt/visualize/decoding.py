@@ -39,24 +39,24 @@ _MAX_PIECE_LENGTH = 8  # number of characters that fit into a column beside a pe
 
 # sizes are in units of the drawing, about pixels
 _MARGIN = 14
-_SECTION_HEIGHT = 46  # distance of two sections, with the title of the second one between them
+_SECTION_HEIGHT = 46  # distance between two sections, with the title of the second one between them
 _TITLE_DISTANCE = 12  # distance of the baseline of a title from its section
 _CHARACTER_WIDTH = 8
 _BOX_HEIGHT = 24
 _BOX_BASELINE = 16  # distance of the baseline of a text from the top of its box
 _BOX_PADDING = 7  # distance of a text from the left and right sides of its box
-_BOX_GAP = 6  # distance of boxes in a row
+_BOX_GAP = 6  # distance between boxes in a row
 _CELL_HEIGHT = 5  # height of the rectangle of one dimension of a vector
 _CELLS_GAP = 4  # distance of these rectangles from the box of their token
 # the tree and the likeliest tokens
 _COLUMN_WIDTH = 96  # width of a step
-_ROW_HEIGHT = 38  # distance of the leaves of the tree
+_ROW_HEIGHT = 38  # distance between leaves of the tree
 _NUMBER_HEIGHT = 10  # height of the number above a box
 _NUMBER_GAP = 2  # distance of this number from the box
 _SCORE_GAP = 4  # distance of a score from the box to its left
 _BRANCH_START = 20  # x of a branch in the column of the parent
 _BRANCH_END = 14  # distance of the vertical line of a branch from the child
-_BAR_DISTANCE = 20  # distance of the bars of two tokens of a step
+_BAR_DISTANCE = 20  # distance between the bars of two tokens of a step
 _BAR_HEIGHT = 17
 _BAR_BASELINE = 13  # distance of the baseline of a text from the top of its bar
 _BAR_PADDING = 3  # distance of a text from the left side of its bar

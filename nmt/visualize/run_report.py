@@ -183,7 +183,7 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
 def round_values(end: float, max_steps: int) -> list[float]:
     """Return at most `max_steps` + 1 round numbers from 0 to `end`, for the ticks of an axis.
 
-    `end` must be positive. The distance of two numbers is 1, 2 or 5 times a power of ten.
+    `end` must be positive. The distance between two numbers is 1, 2 or 5 times a power of ten.
     """
     power = 10.0 ** math.floor(math.log10(end / max_steps))
     step = power

@@ -34,7 +34,7 @@ from nmt.visualize.style import Style
 _MAX_STEPS = 100  # longer searches are refused
 _MAX_STEPS_PER_ROW = 18
 _NUM_LIKELIEST = 6  # number of words to show for each step
-_LEAF_INCHES = 0.36  # distance of two leaves of the tree
+_LEAF_INCHES = 0.36  # distance between two leaves of the tree
 _STEP_INCHES = 1.05  # width of a step
 _WORDS_INCHES = 2.2  # height of a table of words
 _NO_WORDS_INCHES = 0.1  # height of an empty table
