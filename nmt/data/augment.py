@@ -128,7 +128,7 @@ class TextAugmenter:
             pair.tgt = tgt
 
     def _draw_changes(self, rng: Random) -> list[PairChange]:
-        """Draw the changes of a pair, independently except for at most one change of case."""
+        """Draw the changes of a pair: at most one change of case, and others independently."""
         changes: list[PairChange] = []
         [case_change] = rng.choices(
             self._case_changes, cum_weights=self._cumulative_case_probabilities

@@ -208,7 +208,7 @@ class _Extension:
             self._add([piece])
 
     def _add(self, pieces: Sequence[str]) -> None:
-        """Add pieces to the vocabulary, unless it has them: it may be shared by both languages."""
+        """Add the pieces that the vocabulary lacks. It may have pieces of the other language."""
         self.new_pieces += [piece for piece in pieces if piece not in self._vocabulary]
         self._vocabulary.update(pieces)
 

@@ -116,18 +116,21 @@ def target_tags(directions: Iterable[LanguagePair]) -> list[str]:
 
 
 def find_directions(
-    recorded: Sequence[LanguagePair], src_lang: str, tgt_lang: str, src_tokenizer: Tokenizer
+    config_directions: Sequence[LanguagePair],
+    src_lang: str,
+    tgt_lang: str,
+    src_tokenizer: Tokenizer,
 ) -> list[LanguagePair]:
     """Return the directions of a model, from its config or else from its languages and vocabulary.
 
     Args:
-        recorded: the directions in the config of the model. If there are any, they are returned.
+        config_directions: the directions in the config of the model, returned if there are any.
         src_lang: the source languages, such as en+de; mul stands for all target languages.
         tgt_lang: the target languages, used if the source vocabulary has no tags.
         src_tokenizer: the tokenizer of the source.
     """
-    if recorded:
-        return list(recorded)
+    if config_directions:
+        return list(config_directions)
     if src_tokenizer.language_ids:  # M2M100 or NLLB
         # `nmt-import` wrote the tags of this direction into the prefixes of the vocabulary
         imported_direction = LanguagePair(src_lang, tgt_lang)

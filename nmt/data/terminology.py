@@ -49,11 +49,11 @@ _EXCLUDED_SIGNS = r"[{}<>%$@]|://|www\."
 
 
 class Term(NamedTuple):
-    """A term in a source text."""
+    """A term in a source text, from the character `start` up to `end`."""
 
-    start: int  # first character
-    end: int  # after the last character
-    target: str
+    start: int
+    end: int
+    target: str  # its translation
 
 
 def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
@@ -72,6 +72,7 @@ def add_hints(text: str, terms: Iterable[Term]) -> str:
     hinted = ""
     position = 0
     for term in terms:
+        # the space before the term comes after the symbol (see the start of this file)
         text_before = text[position : term.start]
         word_before = text_before.rstrip()
         space = text_before[len(word_before) :]
@@ -178,7 +179,7 @@ class HintSampler:
         self._word_parts = [piece for piece in pieces if piece.isalpha()]
         symbols = {*user_symbols(tokenizers.src.model), *user_symbols(tokenizers.tgt.model)}
         symbol_patterns = [re.escape(symbol) for symbol in sorted(symbols)]
-        self._excluded_words = re.compile("|".join([_EXCLUDED_SIGNS, *symbol_patterns]))
+        self._exclusion_pattern = re.compile("|".join([_EXCLUDED_SIGNS, *symbol_patterns]))
 
     def __call__(
         self,
@@ -217,7 +218,8 @@ class HintSampler:
                 continue
             target = tgt[tgt_span.start : tgt_span.stop]
             if self._word_parts and rng.random() < _COPY_PROB:
-                target = "".join(rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS)))
+                parts = rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS))
+                target = "".join(parts)
                 tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]
             elif self._lemmas is not None and rng.random() < _LEMMA_PROB:
                 target = self._lemmas.lemmatize(target)
@@ -254,11 +256,11 @@ class HintSampler:
     def _find_excluded(self, words: list[re.Match[str]]) -> set[int]:
         """Return the numbers of the words of a text that get no hint."""
         # most texts have none, and one search in the text is faster than a search in each word
-        if not words or self._excluded_words.search(words[0].string) is None:
+        if not words or self._exclusion_pattern.search(words[0].string) is None:
             return set()
         excluded = set()
         for number, word in enumerate(words):
-            if self._excluded_words.search(word[0]) is not None:
+            if self._exclusion_pattern.search(word[0]) is not None:
                 excluded.add(number)
         return excluded
 

@@ -96,6 +96,7 @@ class Processes(Workers[Item, Result]):
         )
 
     def __exit__(self, *exc_info: object) -> None:
+        """Kill all workers, including busy ones."""
         for process in multiprocessing.active_children():
             if process not in self._older_children:
                 process.kill()
