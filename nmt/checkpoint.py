@@ -272,6 +272,7 @@ def _find_run_models(run_dir: Path) -> dict[str, Path]:
 
 
 def _read_num_updates(folder: Path) -> int:
+    """Return the number of training updates of a model."""
     return _read_info(folder / CONFIG)[0].updates
 
 

@@ -185,4 +185,5 @@ def _write_rules(path: Path, rules: Mapping[str, str]) -> str:
 
 
 def _code_points(text: str) -> str:
+    """Return the code points of a text as hexadecimal numbers, separated by spaces."""
     return " ".join(f"{ord(char):X}" for char in text)

@@ -93,6 +93,7 @@ class _Reader:
         self._call_parser(b"", is_final=True)
 
     def _call_parser(self, block: bytes, *, is_final: bool) -> None:
+        """Parse a block, or end the parsing. Raises `DataError` for invalid XML."""
         try:
             self._parser.Parse(block, is_final)
         # expat raises LookupError or ValueError for an encoding that it does not know
@@ -100,12 +101,14 @@ class _Reader:
             raise DataError(f"{self.name} is not valid XML: {error}") from None
 
     def _refuse_entity(self, entity: str, *details: object) -> None:
+        """Raise a `DataError` for the declaration of an entity."""
         raise DataError(
             f"{self.name} declares the entity {entity}, which could expand to any amount of text; "
             "remove the declaration"
         )
 
     def _start(self, element: str, attributes: dict[str, str]) -> None:
+        """Handle the start tag of an element."""
         element = element.rpartition(":")[2]  # removes the prefix of a namespace
         if self._text is not None:
             if self._code_depth or element in _CODES:
@@ -145,11 +148,13 @@ class _Reader:
         return tgt_lang
 
     def _start_text(self, language: str) -> None:
+        """Begin to collect a text of the current unit."""
         self._language = language
         self._text = []
         self._text_length = 0
 
     def _add_text(self, text: str) -> None:
+        """Handle a string between two tags. It may be a part of the current text."""
         if self._text is None or (self._code_depth and not self.keep_codes):
             return
         self._text_length += len(text)
@@ -158,6 +163,7 @@ class _Reader:
         self._text.append(text)
 
     def _end(self, element: str) -> None:
+        """Handle the end tag of an element. At the end of a unit, adds its pair to `pairs`."""
         element = element.rpartition(":")[2]
         if self._text is not None:
             if self._code_depth:

@@ -393,11 +393,13 @@ def make_encoding_task(job: Job) -> Task:
     encoder = ShardEncoder(job, HeldOutFinder(held_out_lines))
 
     def encode_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
+        """Write the shard of a span. Returns its statistics, and a list with the shard."""
         repeats = None  # (span.num_pairs,), whether each pair of the span repeats another pair
         if drops_duplicates:
             repeats = read_repeats(job.work.hashes, span.index_overall, span.num_pairs)
 
         def clean_chunks() -> Iterator[CleanChunk]:
+            """Clean the chunks, and drop pairs by their text."""
             for raw_chunk in chunks:
                 chunk = clean(raw_chunk, config, held_out=False)
                 start = raw_chunk.first_pair - span.first_pair

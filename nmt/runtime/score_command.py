@@ -50,6 +50,7 @@ def run_score_command(
 
 
 def _parse_score(key: str, command: str, word: str) -> float:
+    """Convert a printed word to a number. Raises `DataError` if it is not a finite number."""
     try:
         score = float(word)
     except ValueError:

@@ -60,6 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         softmax_loss: SoftmaxLoss,
     ) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and nll. See `smoothed_cross_entropy` for the arguments."""
         # of the arguments, only the first three can need a gradient
         needs_hidden_grad, needs_weight_grad, needs_bias_grad, *_ = ctx.needs_input_grad
         device_type = weight.device.type
@@ -101,6 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the arguments of `forward`, which it has computed already."""
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         grad_loss = grad_outputs[0]  # nll_sum has no gradient
         if grad_bias is not None:

@@ -211,6 +211,7 @@ class ScheduleFree(torch.optim.Optimizer):
                     self._update_weight(weight, group)
 
     def _update_weight(self, weight: Tensor, group: dict[str, Any]) -> None:
+        """Make one step with a weight, which holds y, and with its state."""
         assert weight.grad is not None
         state = self.state[weight]
         if not state:

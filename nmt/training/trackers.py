@@ -158,6 +158,7 @@ class _Mlflow:
             self._sent_metrics.update((name, metric.step) for metric in history)
 
     def _experiment_id(self) -> str:
+        """Return the id of the experiment of MLflow, which is created if it is missing."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "nmt")
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
