@@ -6,7 +6,7 @@ only for each distinct character of a text, and NumPy looks it up for all charac
 """
 
 # In shapes, N is the number of lines, C the number of characters of all lines with their line ends,
-# and K the number of distinct signatures.
+# and K the number of distinct signatures. A code is a code point of Unicode.
 
 from __future__ import annotations
 

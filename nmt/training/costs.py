@@ -57,7 +57,9 @@ def count_training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths)
     num_attention_pairs += config.num_decoder_layers * int(src @ tgt)
     if config.decoder is Decoder.attention:
         num_attention_pairs += config.num_decoder_layers * int(tgt @ tgt)
-    return 6 * num_weight_uses + 12 * config.num_heads * config.d_k * num_attention_pairs
+    weight_flops = (2 + 4) * num_weight_uses  # forward and backward
+    attention_flops = (4 + 8) * config.num_heads * config.d_k * num_attention_pairs
+    return weight_flops + attention_flops
 
 
 def _count_weights(shapes: Counter[Shape]) -> int:
@@ -78,7 +80,7 @@ def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     q_size = config.num_heads * config.d_k
     cross_query_and_output = [(d_model, q_size), (q_size, d_model)]
     d_ff = config.decoder_d_ff or config.d_ff
-    if config.decoder is Decoder.ssru:
+    if config.decoder is Decoder.ssru:  # two matrices in the place of self-attention
         layer_shapes = [(d_model, d_model)] * 2 + _feed_forward_shapes(config, d_ff)
     else:
         layer_shapes = _layer_shapes(config, d_ff)

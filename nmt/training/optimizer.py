@@ -219,9 +219,10 @@ class ScheduleFree(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(weight)
         lr = group["lr"]
         beta1, beta2 = group["betas"]
-        square = state["exp_avg_sq"].mul_(beta2).addcmul_(weight.grad, weight.grad, value=1 - beta2)
+        mean_square = state["exp_avg_sq"]  # moving average of the squared gradient
+        mean_square.mul_(beta2).addcmul_(weight.grad, weight.grad, value=1 - beta2)
         bias_correction = 1 - beta2 ** group["num_steps"]
-        denominator = (square / bias_correction).sqrt_().add_(group["eps"])
+        denominator = (mean_square / bias_correction).sqrt_().add_(group["eps"])
         direction = weight.grad / denominator
         direction.add_(weight, alpha=group["weight_decay"])
         z_share = lr**2 / group["weight_sum"] if lr else 0.0  # share of the new z in the average x
