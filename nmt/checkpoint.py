@@ -221,6 +221,7 @@ class _SkipInitialization(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor of an initialization unchanged; call all other functions."""
         if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
             return args[0]
         if getattr(func, "__module__", None) == "torch.nn.init":

@@ -13,6 +13,9 @@ from nmt.errors import DataError, list_first
 
 MAX_TEXT_LENGTH = 1 << 20  # in characters
 _CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements with code of the original document in a text
+_UNITS = {"tu", "trans-unit", "segment"}  # elements with a pair: in TMX, XLIFF 1.2 and XLIFF 2
+# elements whose texts are skipped: alternative translations, text between segments, notes
+_SKIPPED = {"alt-trans", "ignorable", "notes"}
 # attributes of `file` in XLIFF 1.2, and of the root in XLIFF 2
 _SOURCE_LANGUAGES = ("source-language", "srcLang")
 _TARGET_LANGUAGES = ("target-language", "trgLang")
@@ -120,10 +123,9 @@ class _Reader:
         elif element == "file":
             source, target = _read_languages(attributes, self._root_languages)
             self._file_languages = (source, target or self._guess_target(source))
-        # their texts are skipped: alternative translations, text between segments, notes
-        elif self._skip_depth or element in ("alt-trans", "ignorable", "notes"):
+        elif self._skip_depth or element in _SKIPPED:
             self._skip_depth += 1
-        elif element in ("tu", "trans-unit", "segment"):
+        elif element in _UNITS:
             self._unit_texts = {}
         elif element == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
@@ -175,7 +177,7 @@ class _Reader:
                 self._text = None
         elif self._skip_depth:
             self._skip_depth -= 1
-        elif element in ("tu", "trans-unit", "segment"):
+        elif element in _UNITS:
             source = self._find_text(self.languages[0] or self._file_languages[0])
             target = self._find_text(self.languages[1] or self._file_languages[1])
             if source and target:

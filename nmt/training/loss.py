@@ -122,10 +122,10 @@ def _chunk_rows(device_type: str, vocab_size: int) -> int:
     return max(CPU_CHUNK_ROWS, num_rows - num_rows % 2)
 
 
-def softmax_loss_in_place(
+def eager_softmax_loss(
     logits: Tensor, targets: Tensor, smoothing: float, used_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a `SoftmaxLoss` in float32, with few temporary tensors. Does not change `logits`.
+    """Compute a `SoftmaxLoss` in float32. Without a compiler, this takes little memory.
 
     Smoothing covers the first `used_size` ids, by default all. Larger ids are padding of the
     vocabulary.
@@ -177,9 +177,7 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        loss, nll, grad_logits = softmax_loss_in_place(
-            logits.float(), targets, smoothing, used_size
-        )
+        loss, nll, grad_logits = eager_softmax_loss(logits.float(), targets, smoothing, used_size)
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
         log_probs = log_probs.view(-1, 2, logits.size(1))  # (N / 2, 2, V)
         log_ratio = log_probs - log_probs.flip(1)
@@ -208,7 +206,7 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
         pass_logits = logits.float().view(-1, 2, logits.size(1))  # (N / 2, 2, V)
-        loss, nll, grad_whole = softmax_loss_in_place(
+        loss, nll, grad_whole = eager_softmax_loss(
             pass_logits[:, 0], targets[::2], smoothing, used_size
         )
         log_probs, log_probs_cut = torch.log_softmax(pass_logits, dim=-1).unbind(1)
@@ -250,7 +248,7 @@ def smoothed_cross_entropy(
     *,
     smoothing: float,
     bias: Tensor | None = None,
-    softmax_loss: SoftmaxLoss = softmax_loss_in_place,
+    softmax_loss: SoftmaxLoss = eager_softmax_loss,
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss and the summed nll, in nats and float32.
 
@@ -316,7 +314,7 @@ class Objective(nn.Module):
         self.src_eos_id = src_eos_id
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
-        self.softmax_loss: SoftmaxLoss = partial(softmax_loss_in_place, used_size=used_size)
+        self.softmax_loss: SoftmaxLoss = partial(eager_softmax_loss, used_size=used_size)
         if r_drop:
             self.softmax_loss = r_drop_loss(r_drop, used_size)
         elif simcut:
