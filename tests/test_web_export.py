@@ -581,11 +581,37 @@ def test_a_file_can_be_dropped_and_only_text_is_accepted(
     page.wait_for("!document.getElementById('download').hidden")
     label = page.run("return document.getElementById('download').textContent")
     assert label == "Download words.yy.txt"
+    page.run("document.querySelector('main').style.paddingTop = '2000px'; scrollTo(0, 0)")
     page.run(drop, "picture.png", [0x89, 0x50, 0xFF, 0xFE])
     page.wait_for(
         "document.getElementById('file-state').textContent"
         ".includes('picture.png is not a text file in UTF-8')"
     )
+    assert page.run(
+        "return document.getElementById('file-state').getBoundingClientRect().top < innerHeight"
+    )
+
+
+@needs_browser
+@needs_node
+@pytest.mark.slow
+def test_pasted_text_is_translated_without_a_delay(
+    open_page: Any, trained_models: dict[str, Path]
+) -> None:
+    page, _ = open_page(trained_models["post-sinusoidal"])
+    insert = """
+        const [text, inputType] = arguments;
+        document.getElementById("input").value = text;
+        document.getElementById("input").dispatchEvent(new InputEvent("input", { inputType }));
+        return document.getElementById("output").classList.contains("stale");
+    """
+    for text, input_type, is_translated in (
+        ("the house", "insertFromPaste", True),
+        ("the tree", "insertText", False),
+    ):
+        assert page.run(insert, text, input_type) == is_translated
+        page.wait_for("document.getElementById('output').textContent !== ''")
+        page.wait_for("!document.getElementById('output').classList.contains('stale')")
 
 
 @needs_browser

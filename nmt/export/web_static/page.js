@@ -3,7 +3,7 @@
 
 import { showAlignment } from "./alignment.js";
 
-const DELAY = 250; // milliseconds after the last key
+const DELAY = 250; // milliseconds after the last key; pasted text is translated at once
 const DEFAULT_BEAM_SIZE = 4; // for a model whose own setting is greedy search
 const $ = (id) => document.getElementById(id);
 const page = { worker: null, settings: null, numTasks: 0, textTask: 0, fileTask: 0, file: null, timer: 0 };
@@ -53,6 +53,7 @@ function showTranslation(text, pairs) {
 async function translateFile(file) {
   $("download").hidden = true;
   $("file-box").hidden = false;
+  $("file-box").scrollIntoView({ block: "nearest" }); // it is below the text and its alignment
   let text;
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -126,10 +127,12 @@ function start(settings) {
 }
 
 function setUpInput() {
-  $("input").addEventListener("input", () => {
+  $("input").addEventListener("input", ({ inputType }) => {
     page.textTask = 0; // the translation of the text before this input is not shown any more
     clearTimeout(page.timer);
-    if (page.settings) page.timer = setTimeout(translateText, DELAY);
+    if (!page.settings) return;
+    if (inputType === "insertFromPaste" || inputType === "insertFromDrop") translateText();
+    else page.timer = setTimeout(translateText, DELAY);
   });
   $("direction").addEventListener("change", translateText);
   $("beam").addEventListener("change", translateText);
