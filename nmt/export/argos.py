@@ -74,6 +74,6 @@ def write_argos(
 
 def _add_file(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     """Add a file with fixed date and permissions, so that equal models give equal archives."""
-    entry = zipfile.ZipInfo(name, date_time=_ZIP_DATE)
-    entry.external_attr = 0o644 << 16  # permissions: everybody may read the unpacked file
-    archive.writestr(entry, content)
+    zip_info = zipfile.ZipInfo(name, date_time=_ZIP_DATE)
+    zip_info.external_attr = 0o644 << 16  # permissions: everybody may read the unpacked file
+    archive.writestr(zip_info, content)

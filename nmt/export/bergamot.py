@@ -6,7 +6,7 @@ lexical shortlist in Marian's binary format, if one was learned. Layouts follow 
 matrices have the form that its `marian-conv --gemm-type intgemm8` writes.
 """
 
-# V source pieces, E entries of a shortlist
+# V source pieces, E candidates in all lists of a shortlist
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUM_COMMON_IDS = 50
 _MASK64 = (1 << 64) - 1
 
 
-class Item(NamedTuple):
+class BinaryTensor(NamedTuple):
     """A tensor of a binary file."""
 
     name: str
@@ -69,13 +69,13 @@ def write_bergamot(
             )
     if config.quantization is Quantization.int8:
         _check_sizes(model)
-    items = _make_items(model, config.quantization)
+    tensors = _make_tensors(model, config.quantization)
     if config.calibration_data is not None:
         data_dir = resolve_path(config.calibration_data)
         limits = measure_activations(model.info, model.weights, tokenizers, data_dir)
-        items += _make_multipliers(limits, _output_matrix_name(model))
-    items.append(Item(SETTINGS, INT8, (len(model.settings),), model.settings))
-    (folder / model_file_name(info, config)).write_bytes(encode_items(items))
+        tensors += _make_multipliers(limits, _output_matrix_name(model))
+    tensors.append(BinaryTensor(SETTINGS, INT8, (len(model.settings),), model.settings))
+    (folder / model_file_name(info, config)).write_bytes(encode_tensors(tensors))
     settings = make_settings(info, tokenizers, config)
     src_vocabulary, tgt_vocabulary = settings["vocabs"]
     (folder / src_vocabulary).write_bytes(tokenizers.src.model)
@@ -114,24 +114,24 @@ def make_settings(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
     return settings
 
 
-def _make_items(model: MarianModel, quantization: Quantization) -> list[Item]:
+def _make_tensors(model: MarianModel, quantization: Quantization) -> list[BinaryTensor]:
     """Return the tensors of a model."""
-    items = []
+    tensors = []
     for name, array in model.arrays.items():
         if quantization is Quantization.int8 and _is_matrix(name):
-            items.append(_quantize(name, array))
+            tensors.append(_quantize(name, array))
         else:
-            items.append(Item(name, FLOAT32, array.shape, array.astype("<f4").tobytes()))
-    return items
+            tensors.append(BinaryTensor(name, FLOAT32, array.shape, array.astype("<f4").tobytes()))
+    return tensors
 
 
-def _make_multipliers(limits: dict[str, float], output_name: str) -> list[Item]:
+def _make_multipliers(limits: dict[str, float], output_name: str) -> list[BinaryTensor]:
     """Return the multipliers of activations, from the limits that `measure_activations` returns."""
-    items = []
+    tensors = []
     for name, limit in (limits | {output_name: limits[OUTPUT]}).items():
         multiplier = struct.pack("<f", _int8_multiplier(limit))
-        items.append(Item(f"{name}_QuantMultA", FLOAT32, (1, 1), multiplier))
-    return items
+        tensors.append(BinaryTensor(f"{name}_QuantMultA", FLOAT32, (1, 1), multiplier))
+    return tensors
 
 
 def _is_matrix(name: str) -> bool:
@@ -167,16 +167,18 @@ def _check_sizes(model: MarianModel) -> None:
             )
 
 
-def _quantize(name: str, array: np.ndarray[Any, Any]) -> Item:
+def _quantize(name: str, array: np.ndarray[Any, Any]) -> BinaryTensor:
     """Return a matrix in int8.
 
-    Weights of linear layers are stored transposed, but the item has the shape before that.
+    Weights of linear layers are stored transposed, but the tensor has the shape before that.
     """
     multiplier = np.float32(_int8_multiplier(np.abs(array).max()))
     integers = np.round(array * multiplier).astype(np.int8)
     if not _is_embedding(name):
         integers = integers.T
-    return Item(name, INTGEMM8, array.shape, integers.tobytes() + struct.pack("<f", multiplier))
+    return BinaryTensor(
+        name, INTGEMM8, array.shape, integers.tobytes() + struct.pack("<f", multiplier)
+    )
 
 
 def _int8_multiplier(limit: float) -> float:
@@ -213,19 +215,19 @@ def shortlist_file_name(info: ModelInfo) -> str:
     return f"lex.50.50.{language_pair(info)}.s2t.bin"
 
 
-def encode_items(items: list[Item]) -> bytes:
+def encode_tensors(tensors: list[BinaryTensor]) -> bytes:
     """Return the content of a file with Marian's binary format, version 1."""
     contents = []
-    header = struct.pack("<2Q", _FILE_VERSION, len(items))
-    for item in items:
-        padding = 0 if item.type == INT8 else -len(item.content) % _ALIGNMENT
-        contents.append(item.content + bytes(padding))
-        name_length = len(item.name.encode("utf-8")) + 1
-        header += struct.pack("<4Q", name_length, item.type, len(item.shape), len(contents[-1]))
-    for item in items:
-        header += item.name.encode("utf-8") + b"\0"
-    for item in items:
-        header += struct.pack(f"<{len(item.shape)}i", *item.shape)
+    header = struct.pack("<2Q", _FILE_VERSION, len(tensors))
+    for tensor in tensors:
+        padding = 0 if tensor.type == INT8 else -len(tensor.content) % _ALIGNMENT
+        contents.append(tensor.content + bytes(padding))
+        name_length = len(tensor.name.encode("utf-8")) + 1
+        header += struct.pack("<4Q", name_length, tensor.type, len(tensor.shape), len(contents[-1]))
+    for tensor in tensors:
+        header += tensor.name.encode("utf-8") + b"\0"
+    for tensor in tensors:
+        header += struct.pack(f"<{len(tensor.shape)}i", *tensor.shape)
     # The content begins at a multiple of _ALIGNMENT, after at least one byte of padding.
     header_length = len(header) + 8  # 8 bytes for the length of the padding
     padding = _ALIGNMENT - header_length % _ALIGNMENT
@@ -247,10 +249,11 @@ def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
         if token == tokenizers.src.eos_id:
             ids.update(candidates.common)
         lists.append(sorted(i for i in ids if i < tgt_vocab_size))
-    offsets = np.cumsum([0, *map(len, lists)]).astype("<u8")  # (V + 1,)
-    entries = np.concatenate(lists).astype("<u4")  # (E,)
-    sizes = struct.pack("<4Q", _NUM_COMMON_IDS, _NUM_COMMON_IDS, len(offsets), len(entries))
-    content = sizes + offsets.tobytes() + entries.tobytes()
+    lengths = [len(ids) for ids in lists]
+    offsets = np.cumsum([0, *lengths]).astype("<u8")  # (V + 1,)
+    target_ids = np.concatenate(lists).astype("<u4")  # (E,)
+    sizes = struct.pack("<4Q", _NUM_COMMON_IDS, _NUM_COMMON_IDS, len(offsets), len(target_ids))
+    content = sizes + offsets.tobytes() + target_ids.tobytes()
     return struct.pack("<2Q", _SHORTLIST_MAGIC, _checksum(content)) + content
 
 

@@ -64,10 +64,10 @@ def measure_activations(
         src_mask = padding_mask(src_lengths, src.size(1))
         hidden = model(src, src_mask, tgt, causal_mask(tgt.size(1)))  # (1, T, D)
         largest[OUTPUT].append(hidden.abs().max().item())
-    scales = {}
+    limits = {}
     for name, values in largest.items():
-        scales[name] = float(np.mean(values) + _NUM_DEVIATIONS * np.std(values))
-    return scales
+        limits[name] = float(np.mean(values) + _NUM_DEVIATIONS * np.std(values))
+    return limits
 
 
 def _build_model(info: ModelInfo, weights: dict[str, Tensor]) -> Transformer:

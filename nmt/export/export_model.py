@@ -295,8 +295,8 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
     tgt = tokenizers.tgt
     directions = [direction for direction in info.directions if direction.has_tag]
     if src.language_ids and directions:  # a tag is a single id, not text
-        src = _start_with(src, directions[0].src_tag)
-        tgt = _start_with(tgt, directions[0].tgt_tag)
+        src = _set_language(src, directions[0].src_tag)
+        tgt = _set_language(tgt, directions[0].tgt_tag)
         directions = []
     bergamot_settings = {}
     if config.format is ExportFormat.bergamot:
@@ -326,7 +326,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
     )
 
 
-def _start_with(tokenizer: Tokenizer, language: str) -> Tokenizer:
+def _set_language(tokenizer: Tokenizer, language: str) -> Tokenizer:
     """Return a tokenizer of M2M100 or NLLB that puts `language` before every text.
 
     If `language` is "", the prefix stays as it is.

@@ -65,9 +65,9 @@ def write_web(
     _check_search(info.search)
     source_vocabulary = read_vocabulary(tokenizers.src)
     target_vocabulary = read_vocabulary(tokenizers.tgt)
-    max_positions = min(config.max_positions, _max_positions(info.search))
+    max_positions = min(config.max_positions, _count_positions(info.search))
     settings = {
-        "directions": _directions(info, tokenizers),
+        "directions": _make_directions(info, tokenizers),
         "search": asdict(info.search),
         "source_eos": info.model.source_eos,
         "alignment_shift": info.model.alignment_shift,
@@ -120,7 +120,7 @@ def _check_search(search: SearchConfig) -> None:
         )
 
 
-def _max_positions(search: SearchConfig) -> int:
+def _count_positions(search: SearchConfig) -> int:
     """Return the number of positions that the encoder and the decoder need.
 
     A line is divided into parts of up to `_MAX_SOURCE_LENGTH` tokens. The search settings limit the
@@ -161,7 +161,7 @@ def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _directions(info: ModelInfo, tokenizers: Tokenizers) -> list[dict[str, Any]]:
+def _make_directions(info: ModelInfo, tokenizers: Tokenizers) -> list[dict[str, Any]]:
     """Return the languages of each direction, its source tag, and the ids of its target tag."""
     directions = []
     for pair in info.directions or [LanguagePair(info.src_lang, info.tgt_lang)]:

@@ -47,8 +47,8 @@ _ESCAPED_CHARACTERS = {  # meaning of a letter after a backslash in YAML's doubl
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 _MAX_UNUSED_ROWS = 1024
-"""Rows that may have no piece, at the end of an embedding whose size is rounded up. In a large
-embedding, an eighth of the rows may have none.
+"""The number of rows without a piece that an embedding may have at its end, because its size was
+rounded up. In a large embedding, up to an eighth of the rows may have none.
 """
 
 
@@ -189,8 +189,8 @@ def find_id(id_of_piece: Mapping[str, int], piece: str, path: Path) -> int:
     return id_of_piece[piece]
 
 
-def find_language(id_of_piece: Mapping[str, int], key: str, lang: str | None) -> int:
-    """Return the id of the language `lang`, which the setting `key` gives.
+def find_language(id_of_piece: Mapping[str, int], setting: str, lang: str | None) -> int:
+    """Return the id of the language `lang`, which the setting `setting` gives.
 
     M2M100 has pieces such as `__en__`, and NLLB such as `eng_Latn`. Raises a `ConfigError` that
     suggests similar languages if the vocabulary lacks this one.
@@ -200,7 +200,7 @@ def find_language(id_of_piece: Mapping[str, int], key: str, lang: str | None) ->
             return id_of_piece[piece]
     languages = [piece.strip("_") for piece in id_of_piece if LANGUAGE.fullmatch(piece)]
     text = "null" if lang is None else lang
-    raise ConfigError(f"{key}={text}: {suggest_names(text, languages)}")
+    raise ConfigError(f"{setting}={text}: {suggest_names(text, languages)}")
 
 
 def make_tokenizers(

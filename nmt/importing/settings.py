@@ -62,7 +62,7 @@ class Settings:
     def get_dropout(self, name: str, default: float = 0.0) -> float:
         """Return a dropout probability.
 
-        OpenNMT-py stores a list with a value for each phase of training. The last one is returned.
+        OpenNMT-py stores a list with a value for each phase of training. Returns the last value.
         """
         value = self.get(name, default)
         if isinstance(value, list) and value:
@@ -108,7 +108,7 @@ class Settings:
         return value
 
     def get_file_names(self, name: str) -> list[str]:
-        """Return the last part of each path of a list; the folders are of another machine."""
+        """Return the file names of a list of paths, whose folders are on another machine."""
         paths = self.get(name, [])
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise self.make_error(name, paths, "a list of files")
