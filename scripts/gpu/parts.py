@@ -40,7 +40,7 @@ TINY = [
     "num_threads=1",
     "device=cpu",
 ]
-TRANSLATION_SECONDS = 120
+TRANSLATION_SECONDS = 180
 ENGINES = {  # driver, format of the model, dtype
     "nmt-float32": ("translate_nmt.py", "native", "float32"),
     "nmt-bfloat16": ("translate_nmt.py", "native", "bfloat16"),
@@ -77,7 +77,7 @@ class Job:
     curve_updates: int = 300
     # translation speed
     model_updates: int = 300
-    num_lines: int = 4_000
+    num_lines: int = 2_000
     turns: int = 3
     # the Multi30k recipe
     bleu_updates: int = 3_600
