@@ -24,7 +24,7 @@ from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError, to_one_line
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
-from nmt.runtime.files import describe_folder, replace_folder, write_json
+from nmt.runtime.files import describe_folder_problem, replace_folder, write_json
 from nmt.runtime.manifest import log_missing_manifest, verify_checksums
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import open_regular
@@ -128,7 +128,7 @@ def _check_is_model(folder: Path) -> None:
             f"{shlex.quote(f'model_dir={folder}')}"
         )
     if not (folder / CONFIG).exists():
-        problem = describe_folder(folder, "is not a model folder (no config.json)")
+        problem = describe_folder_problem(folder, "is not a model folder (no config.json)")
         raise ModelError(f"{folder} {problem}; give a run, a checkpoint or a model folder")
 
 

@@ -16,7 +16,7 @@ from nmt.config import (
 from nmt.errors import DataError
 from nmt.preprocess.prepare import prepare
 from nmt.preprocess.sources import has_split
-from nmt.runtime.files import describe_folder
+from nmt.runtime.files import describe_folder_problem
 
 log = logging.getLogger(__name__)
 _TEXT_ARGUMENTS = (
@@ -36,7 +36,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
         return
-    problem = describe_folder(folder, "is not a data folder")
+    problem = describe_folder_problem(folder, "is not a data folder")
     if folder.exists() and not folder.is_dir():
         raise DataError(
             f"{folder} {problem}; give data_dir=FOLDER, a data folder of nmt-preprocess"

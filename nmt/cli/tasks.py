@@ -84,14 +84,14 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     """
     from nmt.average import find_best_checkpoints, find_newest_checkpoints
     from nmt.checkpoint import list_checkpoints
-    from nmt.runtime.files import describe_folder
+    from nmt.runtime.files import describe_folder_problem
     from nmt.runtime.manifest import read_run_config
 
     run_dir = resolve_path(config.run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
-        # if the folder is missing or is a file, `describe_folder` returns that instead
-        problem = describe_folder(run_dir, "is not a run folder (no config.yaml)")
+        # if the folder is missing or is a file, `describe_folder_problem` returns that instead
+        problem = describe_folder_problem(run_dir, "is not a run folder (no config.yaml)")
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
         settings = read_run_config(run_dir)

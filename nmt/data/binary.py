@@ -25,7 +25,7 @@ from nmt.data.mixing import CorpusRange
 from nmt.data.shards import IdArray, MappedShard, ShardFile, unusable_file_error
 from nmt.data.text import read_stream
 from nmt.errors import DataError
-from nmt.runtime.files import describe_folder
+from nmt.runtime.files import describe_folder_problem
 from nmt.runtime.manifest import verify_checksums
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
@@ -92,7 +92,7 @@ def read_meta(data_dir: Path) -> DataInfo:
     """
     path = data_dir / "meta.json"
     if not path.exists():
-        problem = describe_folder(data_dir, "is not a data folder")
+        problem = describe_folder_problem(data_dir, "is not a data folder")
         raise DataError(f"{data_dir} {problem}; create one from text with nmt-preprocess")
     verify_checksums(data_dir, "meta.json")
     meta = read_json(path)

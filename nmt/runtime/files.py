@@ -37,10 +37,10 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
-def describe_folder(folder: Path, problem: str) -> str:
-    """Return the end of an error message: `problem`, unless `folder` is a file or is missing."""
+def describe_folder_problem(folder: Path, otherwise: str) -> str:
+    """Say for an error message that a folder is a file or does not exist, or else `otherwise`."""
     if folder.is_dir():
-        return problem
+        return otherwise
     return "is a file" if folder.exists() else "does not exist"
 
 
