@@ -80,7 +80,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 # numbers of the remaining pairs in the corpus, where dropped pairs count too
                 pair_numbers = raw_chunk.first_pair + chunk.kept_rows  # (N,)
                 keys = sample_keys(config.seed, span.corpus, pair_numbers)  # (N,)
-                is_sampled = keys < np.uint64(limits.sample_below)
+                is_sampled = keys < np.uint64(limits.sample_below)  # (N,)
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")

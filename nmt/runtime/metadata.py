@@ -140,10 +140,11 @@ def _convert(type_hint: Any, value: Any, key: str) -> Any:
         return _convert_fields(type_hint, value, key)
     if origin is list:
         _require(isinstance(value, list), key, "a list", value)
-        return [_convert(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
+        [element_type] = arguments
+        return [_convert(element_type, item, f"{key}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
         _require(isinstance(value, dict), key, "an object", value)
-        value_type = arguments[1]
+        _, value_type = arguments
         return {name: _convert(value_type, item, f"{key}.{name}") for name, item in value.items()}
     if issubclass(type_hint, Enum):
         choices = {choice.value: choice for choice in type_hint}
@@ -174,7 +175,8 @@ def _convert_fields(cls: Any, values: Any, key: str) -> Any:
         _require(name in type_hints, prefix + str(name), "no key of this version", value)
     for field in dataclasses.fields(cls):
         has_default = field.default is not MISSING or field.default_factory is not MISSING
-        _require(field.name in values or has_default, prefix + field.name, "given", None)
+        has_value = field.name in values or has_default
+        _require(has_value, prefix + field.name, "given", None)
     arguments = {}
     for name, value in values.items():
         arguments[name] = _convert(type_hints[name], value, prefix + name)
