@@ -218,8 +218,8 @@ class HintSampler:
                 continue
             target = tgt[tgt_span.start : tgt_span.stop]
             if self._word_parts and rng.random() < _COPY_PROB:
-                parts = rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS))
-                target = "".join(parts)
+                word_parts = rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS))
+                target = "".join(word_parts)
                 tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]
             elif self._lemmas is not None and rng.random() < _LEMMA_PROB:
                 target = self._lemmas.lemmatize(target)

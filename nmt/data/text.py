@@ -33,13 +33,13 @@ _OPEN_FUNCTIONS: dict[str, Callable[..., object]] = {
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
-_SIGNATURES = {
+_SIGNATURES = {  # the first bytes of a file of each format
     ".gz": b"\x1f\x8b\x08",
     ".bz2": b"BZh",
     ".xz": b"\xfd7zXZ\0",
     ".zst": b"\x28\xb5\x2f\xfd",
 }
-_UNSUPPORTED = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$")
+_UNSUPPORTED_SUFFIX = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$")
 # Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 UNSPACED_LETTERS = (  # Thai, Lao, Burmese, Khmer; Chinese and Japanese; Korean
@@ -153,15 +153,16 @@ def check_file(path: Path) -> None:
     if not path.is_file() and not is_stream(path):
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {problem}; give the path of a text file")
-    if match := _UNSUPPORTED.search(path.name):
+    if match := _UNSUPPORTED_SUFFIX.search(path.name):
         raise DataError(f"{path}: nmt reads .gz, .bz2, .xz and .zst; unpack this {match[0]} first")
     if path.is_file() and not is_compressed(path):
         with explain_read_errors(str(path)), path.open("rb") as file:
-            start = file.read(_BLOCK_BYTES)
-        for suffix, magic in _SIGNATURES.items():
-            if start.startswith(magic):
+            first_bytes = file.read(_BLOCK_BYTES)
+        for suffix, signature in _SIGNATURES.items():
+            if first_bytes.startswith(signature):
                 raise DataError(f"{path} is a {_FORMATS[suffix]} file; name it {path.name}{suffix}")
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in start:
+        has_utf16_bom = first_bytes.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        if has_utf16_bom and b"\0" in first_bytes:
             raise DataError(f"{path} is UTF-16; convert it with iconv -f utf-16 -t utf-8")
 
 
@@ -236,11 +237,11 @@ def read_stream(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[str]:
     Error messages call the stream `name`.
     """
     with explain_read_errors(name):
-        for line_number, raw in enumerate(_read_raw_lines(stream, name), start=1):
+        for line_number, raw_line in enumerate(_read_raw_lines(stream, name), start=1):
             try:
-                text = raw.decode("utf-8")
+                text = raw_line.decode("utf-8")
             except UnicodeDecodeError as error:
-                byte = f"byte {error.start + 1} (0x{raw[error.start]:02x})"
+                byte = f"byte {error.start + 1} (0x{raw_line[error.start]:02x})"
                 raise DataError(
                     f"{name}:{line_number}: {byte} is not UTF-8; convert the file, for example "
                     "with iconv -f latin1 -t utf-8"
