@@ -17,10 +17,11 @@ def shuffle_pairs(pairs: Pairs, seed: int = 1) -> Iterator[tuple[Ids, Ids]]:
     Time and memory grow with the number of pairs that the caller takes, not with `len(pairs)`.
     """
     rng = Random(seed)
-    # A Fisher-Yates shuffle of the list of all indices, of which only changed entries are stored
+    # A Fisher-Yates shuffle of the list of all indices: each step exchanges the value at `position`
+    # with a random later one. Only values that differ from their position are stored.
     indices: dict[int, int] = {}
     for position in range(len(pairs)):
-        drawn = rng.randrange(position, len(pairs))
-        index = indices.get(drawn, drawn)
-        indices[drawn] = indices.pop(position, position)
+        drawn_position = rng.randrange(position, len(pairs))
+        index = indices.get(drawn_position, drawn_position)
+        indices[drawn_position] = indices.pop(position, position)
         yield pairs[index]

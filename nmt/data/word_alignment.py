@@ -136,10 +136,12 @@ class WordAligner:
         all_links = [np.empty((0, 3), dtype=np.int64)]
         for indices in _divide_pairs(pairs):
             links = self._align_padded([pairs[i] for i in indices], has_joint_ids)
+            # column 0 has indices in the group; replace them by the indices in `pairs`
             links[:, 0] = np.array(indices)[links[:, 0]]
             all_links.append(links)
         joined = np.concatenate(all_links)
-        return joined[np.argsort(joined[:, 0], kind="stable")]
+        order = np.argsort(joined[:, 0], kind="stable")
+        return joined[order]
 
     def _align_padded(self, pairs: Sequence[tuple[Ids, Ids]], has_joint_ids: bool) -> Array:
         """Align pairs in arrays of all their possible links, see `align`."""
@@ -151,15 +153,18 @@ class WordAligner:
         tgt_row = tgt[:, None, :]  # (B, 1, T)
         is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
         keys = src_column * self._num_tgt + tgt_row  # (B, S, T)
-        # Searching takes most of the time. It reads less memory for sorted keys without repeats.
-        pair_keys, positions = np.unique(keys[is_pair], return_inverse=True)  # (P,)
+        # Searching takes most of the time. It reads less memory for sorted keys without repeats:
+        # the P distinct keys, and the index of each of `keys[is_pair]` among them.
+        pair_keys, distinct_indices = np.unique(keys[is_pair], return_inverse=True)
         # (P,): the index of each key in `_keys`, or any index if `_keys` lacks it
         key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
         is_known = self._keys[key_indices] == pair_keys  # (P,)
+        distinct_tgt_probs = np.where(is_known, self._tgt_probs[key_indices], 0.0)  # (P,)
+        distinct_src_probs = np.where(is_known, self._src_probs[key_indices], 0.0)  # (P,)
         tgt_probs = np.zeros(keys.shape)
         src_probs = np.zeros(keys.shape)
-        tgt_probs[is_pair] = np.where(is_known, self._tgt_probs[key_indices], 0.0)[positions]
-        src_probs[is_pair] = np.where(is_known, self._src_probs[key_indices], 0.0)[positions]
+        tgt_probs[is_pair] = distinct_tgt_probs[distinct_indices]
+        src_probs[is_pair] = distinct_src_probs[distinct_indices]
         if has_joint_ids:
             copy_prob = np.where(src_column == tgt_row, _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
