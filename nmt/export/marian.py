@@ -37,7 +37,7 @@ from nmt.config import (
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.export.huggingface import MARIAN, Weights, rename_weights
-from nmt.export.marian_names import Arrays, make_arrays, make_new_arrays
+from nmt.export.marian_names import Arrays, make_transformer_arrays, make_transformer_new_arrays
 from nmt.search.constraints import forbidden_ids
 
 SETTINGS = "special:model.yml"  # name of the array in model.npz that holds the settings
@@ -95,9 +95,9 @@ def convert_model(
 
 
 def needs_new_type(model: ModelConfig, export_format: ExportFormat) -> bool:
-    """Return whether Marian computes a model rightly as `transformer-new` only.
+    """Return whether Marian computes what nmt computes only if the type is `transformer-new`.
 
-    Bergamot has no such type, and students (SSRUs) do not need it.
+    Bergamot lacks this type, and students (SSRUs) do not need it.
     """
     if export_format is not ExportFormat.marian or model.decoder is Decoder.ssru:
         return False
@@ -105,7 +105,7 @@ def needs_new_type(model: ModelConfig, export_format: ExportFormat) -> bool:
 
 
 def needs_position_table(model: ModelConfig) -> bool:
-    """Return whether a model has other positions than those that Marian computes."""
+    """Return whether the positions of a model differ from the positions that Marian computes."""
     return model.positions is not Positions.sinusoidal_concat or model.position_offset != 0
 
 
@@ -250,8 +250,8 @@ def _make_arrays(info: ModelInfo, weights: Weights, config: ExportConfig) -> Arr
     if info.src_vocab_size is None:  # remove the copies of a shared embedding that MarianMT has
         renamed = {name: renamed[name] for name in renamed if "embed_tokens" not in name}
     if has_new_type:
-        return make_new_arrays(model, renamed, has_position_table=has_position_table)
-    return make_arrays(model, renamed)
+        return make_transformer_new_arrays(model, renamed, has_position_table=has_position_table)
+    return make_transformer_arrays(model, renamed)
 
 
 def _scale_embeddings(info: ModelInfo, weights: Weights) -> Weights:

@@ -55,6 +55,8 @@ _RULES: list[Rule] = [
     (r"fc([12])\.weight$", r"ffn_W\1"),
     (r"fc([12])\.bias$", r"ffn_b\1"),
 ]
+# The rules that depend on the model follow in `make_transformer_new_arrays`. They end the names of
+# norms, such as `selfAttentionBlock_layer_norm.weight`, and of feed-forward networks.
 _NEW_RULES: list[Rule] = [
     *_EMBEDDING_RULES,
     (r"^model\.encoder\.", "TransformerBatchEncoder->encoder->"),
@@ -79,7 +81,7 @@ _NEW_RULES: list[Rule] = [
 ]
 
 
-def make_arrays(model: ModelConfig, weights: Weights) -> Arrays:
+def make_transformer_arrays(model: ModelConfig, weights: Weights) -> Arrays:
     """Return the arrays for `type: transformer`, from weights with the names of MarianMT."""
     arrays = {}
     for name, tensor in weights.items():
@@ -98,7 +100,9 @@ def make_arrays(model: ModelConfig, weights: Weights) -> Arrays:
     return arrays
 
 
-def make_new_arrays(model: ModelConfig, weights: Weights, *, has_position_table: bool) -> Arrays:
+def make_transformer_new_arrays(
+    model: ModelConfig, weights: Weights, *, has_position_table: bool
+) -> Arrays:
     """Return the arrays for `type: transformer-new`, from weights with the names of MarianMT.
 
     Unless `has_position_table`, Marian computes the positions.
