@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakSet
 
 from nmt.data.tokenizer import Tokenizers
@@ -43,13 +42,7 @@ class TextEncoder:
         """
         window = Window(first_line=0, lines=lines, prefixes=prefixes)
         translator = options.translator
-        line_options = replace(
-            options.lines,
-            tags=options.tags,
-            protect=options.search.protect,
-            hints=tuple(options.search.hints),
-            required_terms=tuple(options.search.required_terms),
-        )
+        line_options = options.encoding_options
         if sum(map(len, lines)) <= _INLINE_CHARACTERS:
             return encode_window(window, translator.tokenizer, line_options)
         executor = self._executors.get(translator)

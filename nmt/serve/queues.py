@@ -9,6 +9,7 @@ The number of waiting segments is limited, in total and per client.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections import Counter, OrderedDict, deque
@@ -54,6 +55,17 @@ class BatchOptions:
     lines: LineOptions
     tags: Tags = field(default=Tags(), compare=False)  # not compared: may differ within a batch
     has_prefix: bool = False  # whether translations begin with a text of the request
+
+    @functools.cached_property
+    def encoding_options(self) -> LineOptions:
+        """The options for encoding lines as segments."""
+        return replace(
+            self.lines,
+            tags=self.tags,
+            protect=self.search.protect,
+            hints=tuple(self.search.hints),
+            required_terms=tuple(self.search.required_terms),
+        )
 
     @property
     def can_join(self) -> bool:
@@ -130,6 +142,11 @@ class QueuedRequest:
         self.results[index] = result
         if not self.num_unfinished and not self.done.done():
             self.done.set_result(None)
+
+    def expire(self) -> None:
+        """Fail the request with a `TimeoutError`, unless it is complete."""
+        if not self.done.done():
+            self.done.set_exception(TimeoutError())
 
 
 class ClientQueues:

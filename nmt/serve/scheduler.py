@@ -62,11 +62,12 @@ class Scheduler:
         if request.segments:
             self.queues.add(request)
             self.rounds.notify()
+            # not `asyncio.wait_for`, which needs another future and another turn of the event loop
+            timeout = asyncio.get_running_loop().call_later(timeout_seconds, request.expire)
             try:
-                await asyncio.wait_for(request.done, timeout_seconds)
-            except asyncio.TimeoutError:  # a different class from TimeoutError before Python 3.11
-                raise TimeoutError from None
+                await request.done
             finally:
+                timeout.cancel()
                 self.queues.remove(request)
         if len(request.segments) <= _INLINE_SEGMENTS:
             return self._make_results(request)

@@ -148,14 +148,24 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
 
     The body of the request must have been read. Raises `ClientDisconnectedError`.
     """
-    task = asyncio.ensure_future(work)
-    # after the body, the next message means that the client has disconnected
-    disconnect = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and disconnect.exception() is None:
-            raise ClientDisconnectedError
-        return await task
-    finally:
+    task = asyncio.current_task()
+    assert task is not None
+    is_disconnected = False
+
+    async def watch_client() -> None:
+        """Cancel `work` when the client disconnects."""
+        nonlocal is_disconnected
+        await request.receive()  # after the body, the next message means a disconnected client
+        is_disconnected = True
         task.cancel()
-        disconnect.cancel()
+
+    # `work` runs in the current task, since another task would cost time in each request
+    watcher = asyncio.ensure_future(watch_client())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if is_disconnected:
+            raise ClientDisconnectedError from None
+        raise
+    finally:
+        watcher.cancel()

@@ -138,7 +138,10 @@ class TextTranslator:
                 text.results = text_results
 
         work = [translate_group(direction, group) for direction, group in groups.items()]
-        await asyncio.gather(*work)
+        if len(work) == 1:  # the usual case, in which `gather` would only cost time
+            await work[0]
+        else:
+            await asyncio.gather(*work)
         return translated_texts
 
     def _read_texts(
