@@ -88,7 +88,7 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
             has_scores=job.config.data.has_scores,
         )
     replace_json(folder / _DONE_MARKER, {})
-    # removed after the marker is written: if interrupted, this function would need them again
+    # only removed now, since a run that is interrupted before the marker needs them again
     for path in itertools.chain(folder.glob("*.keys"), folder.glob("*.pairs")):
         path.unlink()
     return load_tokenizers(folder)

@@ -163,9 +163,9 @@ class Workspace:
         self.data_dir = data_dir
         self.data = folder / "data"  # becomes `data_dir` when it is complete
         self.records = folder / "records"  # the records of finished spans, a folder for each stage
-        self.hashes = folder / "hashes"
+        self.hashes = folder / "hashes"  # hashes of the training pairs, to find repeated ones
         self.spool = folder / "spool"  # text that is not read from uncompressed files
-        self.plan = folder / "plan"
+        self.plan = folder / "plan"  # tokenizers, their sample, and held-out sets
         self._fingerprint: dict[str, Any] = {}  # fingerprint of an interrupted run's job
         with contextlib.suppress(FileNotFoundError, DamagedError):
             self._fingerprint = read_json(folder / _FINGERPRINT_FILE)
