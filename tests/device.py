@@ -116,7 +116,8 @@ class Device(TorchDispatchMode):
         changed = {id(x.inner): x for x in device_tensors}  # in-place results keep their wrapper
 
         def wrap(x: Tensor) -> Tensor:
-            return changed[id(x)] if id(x) in changed else DeviceTensor(x, self.kind)
+            # the wrapper does not carry the bit of a lazy conjugate
+            return changed[id(x)] if id(x) in changed else DeviceTensor(x.resolve_conj(), self.kind)
 
         with torch.inference_mode(False):  # views of normal tensors
             return replaced(result, Tensor, wrap)
