@@ -258,7 +258,7 @@ class SearchConfig(Settings):
         return round(0.7 * self.length_penalty, 3)
 
 
-def search_override(name: str) -> Any:
+def override_search_setting(name: str) -> Any:
     """Declare a setting with the help and range of the setting `name` of `SearchConfig`.
 
     Its default None keeps the value that is saved with the model.
@@ -272,10 +272,10 @@ def search_override(name: str) -> Any:
 class ScoringOverrides(Settings):
     """Settings of search that decide the score of a given translation."""
 
-    length_penalty: float | None = search_override("length_penalty")
-    normalization: Normalization | None = search_override("normalization")
-    word_reward: float | None = search_override("word_reward")
-    coverage_penalty: float | None = search_override("coverage_penalty")
+    length_penalty: float | None = override_search_setting("length_penalty")
+    normalization: Normalization | None = override_search_setting("normalization")
+    word_reward: float | None = override_search_setting("word_reward")
+    coverage_penalty: float | None = override_search_setting("coverage_penalty")
 
     def search_changes(self) -> dict[str, Any]:
         """Return the search settings of this command that are not None."""
@@ -294,30 +294,30 @@ class ScoringOverrides(Settings):
 class SearchOverrides(ScoringOverrides):
     """All settings of search except `alignment` and `alternatives`, which change the output."""
 
-    beam_size: int | None = search_override("beam_size")
-    beam_groups: int | None = search_override("beam_groups")
-    diversity_penalty: float | None = search_override("diversity_penalty")
-    prefix_bias: float | None = search_override("prefix_bias")
-    stop: Stop | None = search_override("stop")
-    max_length_a: float | None = search_override("max_length_a")
-    max_length_b: int | None = search_override("max_length_b")
-    min_length: int | None = search_override("min_length")
-    no_repeat_ngram: int | None = search_override("no_repeat_ngram")
-    allow_source_repeats: bool | None = search_override("allow_source_repeats")
-    repetition_penalty: float | None = search_override("repetition_penalty")
-    forbid: list[str] | None = search_override("forbid")
-    suppress: list[str] | None = search_override("suppress")
-    glossary: list[str] | None = search_override("glossary")
-    glossary_mode: GlossaryMode | None = search_override("glossary_mode")
-    protect: bool | None = search_override("protect")
-    sampling: bool | None = search_override("sampling")
-    temperature: float | None = search_override("temperature")
-    top_k: int | None = search_override("top_k")
-    top_p: float | None = search_override("top_p")
-    min_p: float | None = search_override("min_p")
-    epsilon: float | None = search_override("epsilon")
-    seed: int | None = search_override("seed")
-    loop_guard: bool | None = search_override("loop_guard")
+    beam_size: int | None = override_search_setting("beam_size")
+    beam_groups: int | None = override_search_setting("beam_groups")
+    diversity_penalty: float | None = override_search_setting("diversity_penalty")
+    prefix_bias: float | None = override_search_setting("prefix_bias")
+    stop: Stop | None = override_search_setting("stop")
+    max_length_a: float | None = override_search_setting("max_length_a")
+    max_length_b: int | None = override_search_setting("max_length_b")
+    min_length: int | None = override_search_setting("min_length")
+    no_repeat_ngram: int | None = override_search_setting("no_repeat_ngram")
+    allow_source_repeats: bool | None = override_search_setting("allow_source_repeats")
+    repetition_penalty: float | None = override_search_setting("repetition_penalty")
+    forbid: list[str] | None = override_search_setting("forbid")
+    suppress: list[str] | None = override_search_setting("suppress")
+    glossary: list[str] | None = override_search_setting("glossary")
+    glossary_mode: GlossaryMode | None = override_search_setting("glossary_mode")
+    protect: bool | None = override_search_setting("protect")
+    sampling: bool | None = override_search_setting("sampling")
+    temperature: float | None = override_search_setting("temperature")
+    top_k: int | None = override_search_setting("top_k")
+    top_p: float | None = override_search_setting("top_p")
+    min_p: float | None = override_search_setting("min_p")
+    epsilon: float | None = override_search_setting("epsilon")
+    seed: int | None = override_search_setting("seed")
+    loop_guard: bool | None = override_search_setting("loop_guard")
 
 
 class SearchOptions(TypedDict, total=False):

@@ -1,4 +1,8 @@
-"""Settings of `nmt-translate`, `nmt-distill`, `nmt-backtranslate` and `nmt-score`."""
+"""Settings of `nmt-translate`, `nmt-distill`, `nmt-backtranslate` and `nmt-score`.
+
+A command may continue an interrupted job. It then accepts another value of a setting with
+`on_resume="accept"`. If another setting has changed, it starts over.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from nmt.config.options import OutputFormat, normalize_stream, option
 from nmt.config.rerank import RerankConfig, Reranking
 from nmt.config.runtime import Engine, InferenceConfig
-from nmt.config.search import ScoringOverrides, SearchOverrides, search_override
+from nmt.config.search import ScoringOverrides, SearchOverrides, override_search_setting
 from nmt.errors import ConfigError
 
 
@@ -31,12 +35,12 @@ class TooLong(str, Enum):
 
 
 class ScoreMeasure(str, Enum):
-    """The line that `nmt-score` writes for a pair: a number in nats, or its word alignment."""
+    """What `nmt-score` writes for each pair. The first three are in nats."""
 
     log_prob = "log_prob"  # the sum of log-probabilities over all tokens, EOS included
     per_token = "per_token"  # log_prob divided by the number of tokens, EOS included
     score = "score"  # the score that search ranks by: normalized, with rewards and penalties
-    # agreement with a model of the reverse direction, Junczys-Dowmunt (2018); see docs/search.md
+    # from 0 to 1: agreement with a model of the reverse direction, Junczys-Dowmunt (2018)
     dual = "dual"
     alignment = "alignment"  # links of words, such as 0-0 1-2
 
@@ -50,7 +54,9 @@ class LanguagePairConfig(InferenceConfig):
     )
     src_lang: str = option("", "source language, if the model has several")
     tgt_lang: str = option("", "target language, if the model has several")
-    src_tag: str = option("", "tag before every source line, such as <2de>, instead of languages")
+    src_tag: str = option(
+        "", "tag to put before every source line, such as <2de>; replaces src_lang and tgt_lang"
+    )
     tgt_tag: str = option("", "tag before every target line; it is not part of the translation")
 
     def check(self) -> None:
@@ -72,12 +78,17 @@ class LanguagePairConfig(InferenceConfig):
 
 @dataclass(kw_only=True)
 class FileTranslationConfig(SearchOverrides, RerankConfig, LanguagePairConfig):
-    """Settings of all commands that translate files."""
+    """Settings of all commands that translate files.
+
+    Settings of search, such as `sampling`, come from `SearchOverrides`. Settings of reranking, such
+    as `rerank`, come from `RerankConfig`. `backend` comes from `InferenceConfig`.
+    """
 
     too_long: TooLong = option(
         TooLong.split, "lines longer than max_source_length: split, truncate or error"
     )
-    # 8 tokens always hold one character: at most a space, four bytes and EOS
+    # A lower limit could be too small for one character, which takes up to 6 tokens: a space, four
+    # bytes and EOS.
     max_source_length: int = option(
         256, "maximum number of source tokens translated at once, EOS included", low=8
     )
@@ -125,7 +136,7 @@ class FileTranslationConfig(SearchOverrides, RerankConfig, LanguagePairConfig):
 class TranslateConfig(FileTranslationConfig):
     """Settings of `nmt-translate`."""
 
-    # a resumed job compares the text of these files, so their paths may change
+    # paths of these files may change: a resumed job compares their text
     input: str = option(
         "-", "file of text to translate, one sentence per line; -: stdin", on_resume="accept"
     )
@@ -146,8 +157,8 @@ class TranslateConfig(FileTranslationConfig):
         high=100,
     )
     n_best: int = option(1, "hypotheses written per sentence", low=1)
-    alternatives: int | None = search_override("alternatives")
-    alignment: bool | None = search_override("alignment")
+    alternatives: int | None = override_search_setting("alternatives")
+    alignment: bool | None = override_search_setting("alignment")
     format: OutputFormat = option(
         OutputFormat.text,
         "text (n_best above 1: as Moses writes n-best lists) or json (one object per line)",
@@ -159,7 +170,7 @@ class TranslateConfig(FileTranslationConfig):
         if is_text:
             self.require(not self.alignment, "alignment", "needs format=json")
         if self.alternatives:
-            rule = "already is the number of translations; leave out n_best"
+            rule = "sets the number of translations itself; leave out n_best"
             self.require(self.n_best == 1, "alternatives", rule)
         if self.context > 0:
             writes_one_line = is_text and self.n_best == 1 and self.prefixes is None
@@ -179,7 +190,7 @@ def _corpus_folder_option(default: str) -> Any:
 class SynthesisConfig(FileTranslationConfig):
     """Settings of the commands that write a corpus of text and its translations."""
 
-    # a resumed job compares the text of these files, so their paths may change
+    # paths of these files may change: a resumed job compares their text
     input: list[str] | None = option(
         None, "text to translate: file, glob, list or - (stdin)", on_resume="accept"
     )
@@ -193,8 +204,8 @@ class SynthesisConfig(FileTranslationConfig):
     )
     max_repeats: int = option(
         4,
-        "maximum number of times that a translation may repeat the same tokens in a row; 0 "
-        "disables",
+        "drop a pair whose translation repeats the same tokens more than this many times in a "
+        "row; 0 disables",
         low=0,
     )
 
@@ -204,8 +215,8 @@ class SynthesisConfig(FileTranslationConfig):
             raise ConfigError("give input=FILE, the text to translate")
         self.input = [normalize_stream(file) for file in self.input]
         if self.sampling:
-            # backend=auto uses the native engine for sampling
-            rule = "cannot repeat the samples of an interrupted job; use backend=native"
+            # with backend=auto, the native engine draws the samples
+            rule = "cannot draw the same samples again after an interruption; use backend=native"
             self.require(self.backend is not Engine.ctranslate2, "backend", rule)
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
         self.require(is_valid, "max_ratio", "must be 0 or at least 1")
@@ -239,15 +250,15 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
     output: str = option("-", "file for scores; -: stdout")
     measure: ScoreMeasure = option(
         ScoreMeasure.log_prob,
-        "log_prob (sum over tokens), per_token (mean) or score (as search ranks), in nats; dual: "
-        "agreement with reverse_model, 0 to 1; alignment: linked words, such as 0-0 1-2",
+        "log_prob (sum over tokens), per_token (mean), score (as search ranks), dual (agreement "
+        "with reverse_model, 0 to 1) or alignment (linked words, such as 0-0 1-2)",
     )
     reverse_model: list[str] | None = option(
         None,
         "measure=dual: run, checkpoint or model folder that translates back; several: an ensemble",
     )
     format: OutputFormat = option(OutputFormat.text, "text, or json with all measures")
-    alignment: bool | None = search_override("alignment")
+    alignment: bool | None = override_search_setting("alignment")
     max_tokens: int = option(4096, "maximum size of a batch: rows * longest side", low=1)
     window_lines: int = option(
         8192, "lines that are read, sorted by length and scored together", low=1
@@ -260,16 +271,23 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
         self.src = normalize_stream(self.src)
         self.tgt = normalize_stream(self.tgt)
         self.output = normalize_stream(self.output)
-        self.require(self.src != "-" or self.tgt != "-", "tgt", "src is stdin already")
-        is_dual = self.measure is ScoreMeasure.dual
-        if is_dual:
+        are_both_stdin = self.src == "-" and self.tgt == "-"
+        self.require(not are_both_stdin, "tgt", "src is stdin already; give tgt=FILE")
+        if self.measure is ScoreMeasure.dual:
             rule = "needs reverse_model=FOLDER, a model of the other direction"
             self.require(bool(self.reverse_model), "measure", rule)
-        is_alignment = self.measure is ScoreMeasure.alignment
-        if is_alignment:
+        if self.format is OutputFormat.text:
+            self._check_text_format()
+        if self.measure is ScoreMeasure.alignment:
             self.alignment = True
-        if self.format is OutputFormat.text:  # writes only one measure
+
+    def _check_text_format(self) -> None:
+        """Raise a `ConfigError` for settings of results that `format=text` does not write.
+
+        It writes only `measure`.
+        """
+        if self.measure is not ScoreMeasure.dual:
             rule = "only works with measure=dual or format=json"
-            self.require(is_dual or self.reverse_model is None, "reverse_model", rule)
-            rule = "needs format=json, or measure=alignment"
-            self.require(is_alignment or not self.alignment, "alignment", rule)
+            self.require(self.reverse_model is None, "reverse_model", rule)
+        if self.measure is not ScoreMeasure.alignment:
+            self.require(not self.alignment, "alignment", "needs format=json, or measure=alignment")

@@ -9,7 +9,7 @@ from enum import Enum
 from nmt.config.model import ModelConfig
 from nmt.config.options import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, option
 from nmt.config.runtime import RuntimeConfig
-from nmt.config.search import search_override
+from nmt.config.search import override_search_setting
 from nmt.config.training import TrackerName
 
 
@@ -85,7 +85,7 @@ class VisualizeConfig(RuntimeConfig):
     tgt: str | None = option(
         None, "its translation, or a file of them; null: the best translation of the model"
     )
-    beam_size: int | None = search_override("beam_size")
+    beam_size: int | None = override_search_setting("beam_size")
     kind: AttentionKind = option(
         AttentionKind.cross, "what=attention as .png: attention layers: cross, encoder or decoder"
     )
