@@ -84,11 +84,11 @@ def open_document(config: TranslateConfig, output_file: Path | None) -> InputDoc
                 f"output={config.output}: give the path of a file that ends in {suffix}"
             )
         return None
-    rule = "does not work with documents"
-    config.require(config.format is OutputFormat.text, "format", rule)
-    config.require(config.n_best == 1, "n_best", rule)
-    config.require(config.prefixes is None, "prefixes", rule)
-    config.require(config.context == 0, "context", rule)
+    problem = "does not work with documents"
+    config.require(config.format is OutputFormat.text, "format", problem)
+    config.require(config.n_best == 1, "n_best", problem)
+    config.require(config.prefixes is None, "prefixes", problem)
+    config.require(config.context == 0, "context", problem)
     with open_bytes(resolve_path(name)) as stream:
         content = stream.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:

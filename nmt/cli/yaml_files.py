@@ -218,12 +218,12 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
             choose(accepted_type, key, text)  # raises an error for another text
     if str in accepted_types:
         return
-    for number_type, rule in ((int, "must be a whole number"), (float, "must be a number")):
+    for number_type, problem in ((int, "must be a whole number"), (float, "must be a number")):
         if number_type in accepted_types:
             try:
                 number_type(text)
             except ValueError:
-                raise ConfigError(f"{key}={text}: {rule}") from None
+                raise ConfigError(f"{key}={text}: {problem}") from None
 
 
 def _check_items(items: list[Any], type_hint: Any, key: str) -> None:

@@ -64,5 +64,5 @@ class AugmentConfig(Settings):
     def check(self) -> None:
         # a pair gets at most one change of case
         total_probability = self.upper + self.title + self.lower
-        rule = "upper, title and lower must add up to at most 1"
-        self.require(total_probability <= 1, "upper", rule)
+        problem = "upper, title and lower must add up to at most 1"
+        self.require(total_probability <= 1, "upper", problem)

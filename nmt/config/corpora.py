@@ -82,16 +82,18 @@ class SplitConfig(Settings):
         if self.src is None:
             self.require(self.tgt is None, "tgt", "is given without src; give both sides")
         if self.src is None:
-            rule = "needs src and tgt; a TSV or JSON has the alignment in a third column or field"
-            self.require(self.alignments is None, "alignments", rule)
+            problem = (
+                "needs src and tgt; a TSV or JSON has the alignment in a third column or field"
+            )
+            self.require(self.alignments is None, "alignments", problem)
         for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff", "scores", "alignments"):
             is_empty_list = getattr(self, key) == []
             self.require(not is_empty_list, key, "must name at least one file")
         are_columns = len(self.columns) in (2, 3) and min(self.columns) >= 1
-        rule = "must be two numbers from 1: source, target; or three, with the alignment"
-        self.require(are_columns, "columns", rule)
-        rule = "must be two: source, target; or three, with the alignment"
-        self.require(len(self.fields) in (0, 2, 3), "fields", rule)
+        problem = "must be two numbers from 1: source, target; or three, with the alignment"
+        self.require(are_columns, "columns", problem)
+        problem = "must be two: source, target; or three, with the alignment"
+        self.require(len(self.fields) in (0, 2, 3), "fields", problem)
         self._check_scores()
 
     def _check_scores(self) -> None:
@@ -237,12 +239,12 @@ class DataConfig(Settings):
     )
 
     def check(self) -> None:
-        rule = f"must be {' or '.join(SEPARATORS)}"
-        self.require(self.separator in SEPARATORS, "separator", rule)
+        problem = f"must be {' or '.join(SEPARATORS)}"
+        self.require(self.separator in SEPARATORS, "separator", problem)
         for name in self.corpora:
             is_valid_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
-            rule = "the name of a corpus has only letters, digits, _, . and -"
-            require_valid(is_valid_name, "data.corpora", name, rule)
+            problem = "the name of a corpus has only letters, digits, _, . and -"
+            require_valid(is_valid_name, "data.corpora", name, problem)
         if self.corpora and self.train.source_keys:
             raise ConfigError(
                 "data.train and data.corpora are both given; name the first corpus too: "
@@ -255,8 +257,8 @@ class DataConfig(Settings):
         if self.corpora:
             text_keys.append("data.corpora")
         if self.corpus is not Corpus.files:
-            rule = f"includes its text; leave out {', '.join(text_keys)}, or set data=files"
-            self.require(not text_keys, "corpus", rule)
+            problem = f"includes its text; leave out {', '.join(text_keys)}, or set data=files"
+            self.require(not text_keys, "corpus", problem)
         self._check_tags()
 
     @property
@@ -274,14 +276,14 @@ class DataConfig(Settings):
         if not self.context:
             return
         for split in (self.train, *self.corpora.values()):
-            rule = "does not work with an alignment of words"
-            self.require(not split.has_alignment, "context", rule)
+            problem = "does not work with an alignment of words"
+            self.require(not split.has_alignment, "context", problem)
         takes_pairs = any(split.num_pairs is not None for split in (self.valid, self.test))
-        rule = (
+        problem = (
             "does not work with num_pairs, which takes single pairs; give files of documents for "
             "data.valid and data.test"
         )
-        self.require(not takes_pairs, "context", rule)
+        self.require(not takes_pairs, "context", problem)
 
     def _check_num_pairs(self) -> None:
         """Raise a `ConfigError` if one `num_pairs` is a share and the other one a number.

@@ -121,9 +121,9 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
             self._check_without_model()
         else:
             changes_lines = self.by_length or bool(self.perturb)
-            rule = "does not work with perturb or by_length"
-            self.require(self.baseline is None or not changes_lines, "baseline", rule)
-            self.require(not (self.tune and changes_lines), "tune", rule)
+            problem = "does not work with perturb or by_length"
+            self.require(self.baseline is None or not changes_lines, "baseline", problem)
+            self.require(not (self.tune and changes_lines), "tune", problem)
         self.require(self.lemmas is None or bool(self.glossary), "lemmas", "needs glossary=FILE")
         if self.tune:
             is_noisy_channel = self.rerank is Reranking.noisy_channel

@@ -74,12 +74,12 @@ class ExportConfig(ChecksumConfig):
     def check(self) -> None:
         if self.format is ExportFormat.huggingface:
             is_float = not self.quantization.value.startswith("int")
-            rule = "format=huggingface takes float32, float16 or bfloat16"
-            self.require(is_float, "quantization", rule)
+            problem = "format=huggingface takes float32, float16 or bfloat16"
+            self.require(is_float, "quantization", problem)
         if self.format in (ExportFormat.onnx, ExportFormat.web):
             supported = (Quantization.float32, Quantization.float16, Quantization.int8)
-            rule = f"format={self.format.value} takes float32, float16 or int8"
-            self.require(self.quantization in supported, "quantization", rule)
+            problem = f"format={self.format.value} takes float32, float16 or int8"
+            self.require(self.quantization in supported, "quantization", problem)
         if self.format is ExportFormat.bergamot:
             is_supported = self.quantization in (Quantization.float32, Quantization.int8)
             self.require(is_supported, "quantization", "format=bergamot takes float32 or int8")
@@ -88,13 +88,13 @@ class ExportConfig(ChecksumConfig):
             self.require(is_float32, "quantization", "format=marian takes float32")
         if self.shortlist_data is not None:
             has_shortlist = self.format in (ExportFormat.ctranslate2, ExportFormat.bergamot)
-            rule = "needs format=ctranslate2 or bergamot"
-            self.require(has_shortlist, "shortlist_data", rule)
+            problem = "needs format=ctranslate2 or bergamot"
+            self.require(has_shortlist, "shortlist_data", problem)
         if self.calibration_data is not None:
             is_bergamot = self.format is ExportFormat.bergamot
             is_int8 = self.quantization is Quantization.int8
-            rule = "only format=bergamot with quantization=int8 reads it"
-            self.require(is_bergamot and is_int8, "calibration_data", rule)
+            problem = "only format=bergamot with quantization=int8 reads it"
+            self.require(is_bergamot and is_int8, "calibration_data", problem)
 
 
 @dataclass(kw_only=True)

@@ -145,19 +145,21 @@ class ModelConfig(Settings):
             self.decoder_d_ff = None  # equal architectures have equal settings
         if self.head_size is None:
             is_divisor = self.d_model % self.num_heads == 0
-            rule = f"must divide model.d_model={self.d_model}; or set model.head_size"
-            self.require(is_divisor, "num_heads", rule)
+            problem = f"must divide model.d_model={self.d_model}; or set model.head_size"
+            self.require(is_divisor, "num_heads", problem)
         self.require(self.d_model % 2 == 0, "d_model", "must be even (sine and cosine)")
         if self.num_kv_heads is not None:
             is_divisor = self.num_heads % self.num_kv_heads == 0
-            rule = f"must divide model.num_heads={self.num_heads}"
-            self.require(is_divisor, "num_kv_heads", rule)
+            problem = f"must divide model.num_heads={self.num_heads}"
+            self.require(is_divisor, "num_kv_heads", problem)
         if self.alignment_heads is not None:
             has_heads = self.alignment_heads <= self.num_heads
-            rule = f"must be at most model.num_heads={self.num_heads}"
-            self.require(has_heads, "alignment_heads", rule)
+            problem = f"must be at most model.num_heads={self.num_heads}"
+            self.require(has_heads, "alignment_heads", problem)
         if self.positions is Positions.rotary:
-            rule = f"needs an even number of dimensions per head (model.head_size), not {self.d_k}"
-            self.require(self.d_k % 2 == 0, "positions", rule)
+            problem = (
+                f"needs an even number of dimensions per head (model.head_size), not {self.d_k}"
+            )
+            self.require(self.d_k % 2 == 0, "positions", problem)
         if not self.positions.is_sinusoidal:
             self.require(self.position_offset == 0, "position_offset", "needs sinusoidal positions")

@@ -70,22 +70,22 @@ class OptimizerConfig(Settings):
 
     def check(self) -> None:
         if self.name is Optimizer.adam:
-            rule = "needs optimizer.name=adamw, muon, adafactor or schedule_free"
-            self.require(self.weight_decay == 0, "weight_decay", rule)
+            problem = "needs optimizer.name=adamw, muon, adafactor or schedule_free"
+            self.require(self.weight_decay == 0, "weight_decay", problem)
         if self.name is Optimizer.schedule_free:
             is_constant = self.schedule is Schedule.constant
             self.require(is_constant, "name", "needs optimizer.schedule=constant")
             self.require(self.beta1 > 0, "beta1", "schedule_free needs a number above 0")
         peak = self.peak_learning_rate
         if self.schedule is Schedule.inverse_sqrt:
-            rule = (
+            problem = (
                 "needs optimizer.peak_learning_rate=N; optimizer.schedule=noam is this curve with "
                 "the peak of the paper"
             )
-            self.require(peak is not None, "schedule", rule)
+            self.require(peak is not None, "schedule", problem)
         if self.schedule is Schedule.noam:
-            rule = (
+            problem = (
                 "noam has its own peak; set optimizer.schedule=inverse_sqrt (or cosine, linear, "
                 "...)"
             )
-            self.require(peak is None, "peak_learning_rate", rule)
+            self.require(peak is None, "peak_learning_rate", problem)

@@ -128,29 +128,29 @@ class Settings:
     def check(self) -> None:
         """Raise a `ConfigError` for contradictory settings; subclasses override this."""
 
-    def require(self, condition: bool, key: str, rule: str) -> None:
-        """Raise the `ConfigError` "KEY=VALUE: RULE" for a setting unless `condition` holds.
+    def require(self, condition: bool, key: str, problem: str) -> None:
+        """Raise the `ConfigError` "KEY=VALUE: PROBLEM" for a setting unless `condition` holds.
 
         `key` may name a setting in a group, such as `optimizer.name`.
         """
         if not condition:
-            raise _invalid_value(self.prefix + key, attrgetter(key)(self), rule)
+            raise _invalid_value(self.prefix + key, attrgetter(key)(self), problem)
 
 
-def require_valid(is_valid: bool, key: str, value: object, rule: str) -> None:
-    """Raise the `ConfigError` "KEY=VALUE: RULE" unless `is_valid`."""
+def require_valid(is_valid: bool, key: str, value: object, problem: str) -> None:
+    """Raise the `ConfigError` "KEY=VALUE: PROBLEM" unless `is_valid`."""
     if not is_valid:
-        raise _invalid_value(key, value, rule)
+        raise _invalid_value(key, value, problem)
 
 
-def _invalid_value(key: str, value: object, rule: str) -> ConfigError:
-    """Return the error for a setting whose value breaks a rule."""
+def _invalid_value(key: str, value: object, problem: str) -> ConfigError:
+    """Return the error for a setting whose value is invalid."""
     shown_value = str(to_primitive(value))
     if isinstance(value, bool):
         shown_value = shown_value.lower()  # the notation of YAML
     if len(shown_value) > _MAX_SHOWN_CHARACTERS:
         shown_value = shown_value[:_MAX_SHOWN_CHARACTERS] + "..."
-    return ConfigError(f"{key}={shown_value}: {rule}")
+    return ConfigError(f"{key}={shown_value}: {problem}")
 
 
 def choose(choices: type[EnumType], key: str, value: str | EnumType) -> EnumType:

@@ -107,5 +107,7 @@ class PreprocessConfig(Settings):
 
     def check(self) -> None:
         has_scores = self.data.has_scores or self.filter.min_score is None
-        rule = "needs scores: data.train.score=COLUMN of data.train.tsv, or data.train.scores=FILE"
-        require_valid(has_scores, "filter.min_score", self.filter.min_score, rule)
+        problem = (
+            "needs scores: data.train.score=COLUMN of data.train.tsv, or data.train.scores=FILE"
+        )
+        require_valid(has_scores, "filter.min_score", self.filter.min_score, problem)

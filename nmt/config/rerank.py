@@ -76,21 +76,21 @@ class RerankConfig(Settings):
         is_noisy_channel = self.rerank is Reranking.noisy_channel
         is_command = self.rerank is Reranking.command
         if self.rerank is Reranking.none:
-            rule = "only works with rerank=mbr, noisy_channel or command"
-            self.require(self.candidates is None, "candidates", rule)
+            problem = "only works with rerank=mbr, noisy_channel or command"
+            self.require(self.candidates is None, "candidates", problem)
         if is_noisy_channel:
-            rule = "needs reverse_model=FOLDER, a model of the other direction"
-            self.require(bool(self.reverse_model), "rerank", rule)
+            problem = "needs reverse_model=FOLDER, a model of the other direction"
+            self.require(bool(self.reverse_model), "rerank", problem)
         else:
-            rule = "only works with rerank=noisy_channel"
-            self.require(self.reverse_model is None, "reverse_model", rule)
-            self.require(self.reverse_weight == 1, "reverse_weight", rule)
-            self.require(self.length_weight == 0, "length_weight", rule)
+            problem = "only works with rerank=noisy_channel"
+            self.require(self.reverse_model is None, "reverse_model", problem)
+            self.require(self.reverse_weight == 1, "reverse_weight", problem)
+            self.require(self.length_weight == 0, "length_weight", problem)
         if is_command:
             self.require(self.rerank_command is not None, "rerank", "needs rerank_command=PROGRAM")
         else:
-            rule = "only works with rerank=command"
-            self.require(self.rerank_command is None, "rerank_command", rule)
+            problem = "only works with rerank=command"
+            self.require(self.rerank_command is None, "rerank_command", problem)
         if self.rerank_command is not None:
             is_program = find_program(self.rerank_command) is not None
             self.require(is_program, "rerank_command", "starts a program that is not installed")
@@ -112,11 +112,11 @@ class RerankConfig(Settings):
         num_candidates = self.candidates or search.beam_size
         # beam search finds at most `beam_size` hypotheses; any number of samples can be drawn
         has_enough = search.sampling or num_candidates <= search.beam_size
-        rule = (
+        problem = (
             f"is more than beam_size={search.beam_size}; set beam_size={num_candidates} or "
             "sampling=true"
         )
-        self.require(has_enough, "candidates", rule)
+        self.require(has_enough, "candidates", problem)
         return num_candidates
 
 

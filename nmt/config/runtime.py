@@ -89,5 +89,5 @@ class InferenceConfig(RuntimeConfig):
 
     def check(self) -> None:
         is_native = self.backend is Engine.native
-        rule = "only works with backend=auto or ctranslate2"
-        self.require(not (is_native and self.quantization), "quantization", rule)
+        problem = "only works with backend=auto or ctranslate2"
+        self.require(not (is_native and self.quantization), "quantization", problem)

@@ -181,8 +181,8 @@ class SearchConfig(Settings):
         are_phrases = all(isinstance(phrase, str) and phrase.strip() for phrase in self.forbid)
         self.require(are_phrases, "forbid", "must be a list of texts that are not empty")
         are_pairs = all(isinstance(line, str) and "\t" in line for line in self.glossary)
-        rule = "must be a list of SOURCE<TAB>TARGET or, in commands, of files"
-        self.require(are_pairs, "glossary", rule)
+        problem = "must be a list of SOURCE<TAB>TARGET or, in commands, of files"
+        self.require(are_pairs, "glossary", problem)
         if self.required_terms:
             is_beam_search = self.beam_size > 1 and not self.sampling
             self.require(is_beam_search, "glossary", "needs beam_size=2 or more and no sampling")
@@ -191,24 +191,24 @@ class SearchConfig(Settings):
             self.require(is_beam_search, "protect", "needs beam_size=2 or more and no sampling")
         if self.beam_groups > 1:
             is_possible = not self.sampling and not self.has_terms
-            rule = "does not work with sampling, protect or a glossary"
-            self.require(is_possible, "beam_groups", rule)
-            rule = f"must divide beam_size={self.beam_size}"
-            self.require(self.beam_size % self.beam_groups == 0, "beam_groups", rule)
+            problem = "does not work with sampling, protect or a glossary"
+            self.require(is_possible, "beam_groups", problem)
+            problem = f"must divide beam_size={self.beam_size}"
+            self.require(self.beam_size % self.beam_groups == 0, "beam_groups", problem)
         else:
             is_default = self.diversity_penalty == SearchConfig.diversity_penalty
             self.require(is_default, "diversity_penalty", "needs beam_groups=2 or more")
         if self.alternatives:
             is_possible = not self.sampling and not self.prefix_bias
-            rule = "does not work with sampling or prefix_bias"
-            self.require(is_possible, "alternatives", rule)
+            problem = "does not work with sampling or prefix_bias"
+            self.require(is_possible, "alternatives", problem)
         if not self.sampling:
-            rule = "only works with sampling=true"
-            self.require(self.temperature == 1, "temperature", rule)
-            self.require(self.top_k == 0, "top_k", rule)
-            self.require(self.top_p == 1, "top_p", rule)
-            self.require(self.min_p == 0, "min_p", rule)
-            self.require(self.epsilon == 0, "epsilon", rule)
+            problem = "only works with sampling=true"
+            self.require(self.temperature == 1, "temperature", problem)
+            self.require(self.top_k == 0, "top_k", problem)
+            self.require(self.top_p == 1, "top_p", problem)
+            self.require(self.min_p == 0, "min_p", problem)
+            self.require(self.epsilon == 0, "epsilon", problem)
 
     @property
     def has_constraints(self) -> bool:

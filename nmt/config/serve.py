@@ -94,8 +94,8 @@ class ServeConfig(InferenceConfig):
             return
         for word in self.trusted_proxies.split(","):
             proxy = word.strip()
-            rule = f"{proxy!r} is not an IP address or network; write 10.0.0.1,192.168.0.0/16"
-            self.require(_is_network(proxy), "trusted_proxies", rule)
+            problem = f"{proxy!r} is not an IP address or network; write 10.0.0.1,192.168.0.0/16"
+            self.require(_is_network(proxy), "trusted_proxies", problem)
 
 
 def _is_network(text: str) -> bool:

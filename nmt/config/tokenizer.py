@@ -99,25 +99,29 @@ class TokenizerConfig(Settings):
         has_bytes = self.byte_fallback and self.type not in WORD_TYPES
         min_size = 261 if has_bytes else 5  # 256 bytes, 4 control symbols, 1 piece
         if self.vocab_size is not None:
-            rule = f"must be at least {min_size} (bytes, control symbols and one piece)"
-            self.require(self.vocab_size >= min_size, "vocab_size", rule)
+            problem = f"must be at least {min_size} (bytes, control symbols and one piece)"
+            self.require(self.vocab_size >= min_size, "vocab_size", problem)
         is_known = self.normalization in NORMALIZATIONS
         self.require(is_known, "normalization", f"must be one of {', '.join(NORMALIZATIONS)}")
         if self.type in WORD_TYPES:
             is_lowercase = self.normalization.endswith("_cf")
-            rule = f"does not work with tokenizer.type={self.type.value}; change the text instead"
-            self.require(not is_lowercase, "normalization", rule)
+            problem = (
+                f"does not work with tokenizer.type={self.type.value}; change the text instead"
+            )
+            self.require(not is_lowercase, "normalization", problem)
         else:
-            rule = "needs tokenizer.type=word or tokenizer.type=space"
-            self.require(self.min_freq == _DEFAULT_MIN_FREQ, "min_freq", rule)
+            problem = "needs tokenizer.type=word or tokenizer.type=space"
+            self.require(self.min_freq == _DEFAULT_MIN_FREQ, "min_freq", problem)
         for symbol in self.symbols:
             check_symbol("tokenizer.symbols", symbol)
         if self.separate and self.model is not None:
-            rule = "is the source model with tokenizer.separate=true; give tokenizer.tgt_model too"
-            self.require(self.tgt_model is not None, "model", rule)
+            problem = (
+                "is the source model with tokenizer.separate=true; give tokenizer.tgt_model too"
+            )
+            self.require(self.tgt_model is not None, "model", problem)
         else:
-            rule = "needs tokenizer.model=FILE and tokenizer.separate=true"
-            self.require(self.tgt_model is None, "tgt_model", rule)
+            problem = "needs tokenizer.model=FILE and tokenizer.separate=true"
+            self.require(self.tgt_model is None, "tgt_model", problem)
         is_extensible = self.extend is None or self.model is not None
         self.require(is_extensible, "extend", "needs tokenizer.model=RUN, a model to extend")
 

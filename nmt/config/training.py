@@ -78,7 +78,7 @@ class StageConfig(Settings):
     )
 
 
-# (setting, needed setting or property, rule): if the first is set, the second must be set too
+# (setting, needed setting or property, problem): if the first is set, the second must be set too
 _REQUIREMENTS = (
     ("freeze", "init_from", "needs init_from=FOLDER, a trained model"),
     ("init_rows", "init_from", "needs init_from=FOLDER, a trained model"),
@@ -86,7 +86,7 @@ _REQUIREMENTS = (
     ("adapter_rank", "adapter", "needs adapter=lora"),
     ("lemmas", "has_hints", "needs augment.terminology"),
 )
-# (setting, conflicting setting, rule): at most one of the two may be set
+# (setting, conflicting setting, problem): at most one of the two may be set
 _CONFLICTS = (
     ("ema_decay", "adapter", "needs adapter=none"),
     ("adapter", "sharding", "does not work with sharding=full"),
@@ -258,22 +258,22 @@ class TrainConfig(RuntimeConfig):
     def check(self) -> None:
         self._check_stages()
         self._check_profile()
-        for key, needed, rule in _REQUIREMENTS:
+        for key, needed, problem in _REQUIREMENTS:
             if self._is_set(key):
-                self.require(self._is_set(needed), key, rule)
-        for key, conflicting, rule in _CONFLICTS:
+                self.require(self._is_set(needed), key, problem)
+        for key, conflicting, problem in _CONFLICTS:
             if self._is_set(key):
-                self.require(not self._is_set(conflicting), key, rule)
+                self.require(not self._is_set(conflicting), key, problem)
         trained_parts = set(Part) - set(self.freeze)
         if self.adapter is Adapter.lora:  # LoRA has no additions to embeddings
             trained_parts.discard(Part.embeddings)
-        rule = "leaves nothing to train (adapter=lora trains no embeddings)"
-        self.require(bool(trained_parts), "freeze", rule)
+        problem = "leaves nothing to train (adapter=lora trains no embeddings)"
+        self.require(bool(trained_parts), "freeze", problem)
         if self.sharding is Sharding.full:
             self._check_sharding()
         if self.optimizer.name is Optimizer.schedule_free:
-            rule = "schedule_free averages the weights itself"
-            self.require(self.ema_decay == 0, "ema_decay", rule)
+            problem = "schedule_free averages the weights itself"
+            self.require(self.ema_decay == 0, "ema_decay", problem)
         if self.best_metric is BestMetric.bleu:
             self.require(self.valid_bleu, "best_metric", "needs valid_bleu=true")
         if self.r_drop > 0:
@@ -284,8 +284,8 @@ class TrainConfig(RuntimeConfig):
                 self.model.embedding_dropout,
             )
             self.require(any(dropouts), "r_drop", "needs dropout, such as model.dropout=0.1")
-        rule = f"must be at least average_last={self.average_last}, which nmt-average takes"
-        self.require(self.keep_last >= self.average_last, "keep_last", rule)
+        problem = f"must be at least average_last={self.average_last}, which nmt-average takes"
+        self.require(self.keep_last >= self.average_last, "keep_last", problem)
 
     @property
     def batch_tokens(self) -> int:
@@ -307,10 +307,10 @@ class TrainConfig(RuntimeConfig):
         """Raise a `ConfigError` for settings that do not work with `sharding=full`."""
         if self.max_tokens is None:
             raise ConfigError("max_tokens=auto does not work with sharding=full; set max_tokens=N")
-        rule = "does not work with sharding=full"
-        self.require(self.dtype is not DType.float16, "dtype", rule)
+        problem = "does not work with sharding=full"
+        self.require(self.dtype is not DType.float16, "dtype", problem)
         is_adam = self.optimizer.name in (Optimizer.adam, Optimizer.adamw)
-        self.require(is_adam, "optimizer.name", rule)
+        self.require(is_adam, "optimizer.name", problem)
 
     def _check_profile(self) -> None:
         """Raise a `ConfigError` unless `profile` names the first and the last update to trace."""
@@ -334,9 +334,9 @@ class TrainConfig(RuntimeConfig):
             )
             starts.add(stage.start)
             for key, probability in stage.augment.items():
-                rule = f"no such setting; {suggest_names(key, augment_keys)}"
+                problem = f"no such setting; {suggest_names(key, augment_keys)}"
                 require_valid(
-                    key in augment_keys, f"stages.{name}.augment.{key}", probability, rule
+                    key in augment_keys, f"stages.{name}.augment.{key}", probability, problem
                 )
             self.augment_at(stage)  # checks the probabilities
             for corpus, weight in stage.mix.items():

@@ -170,12 +170,12 @@ class TranslateConfig(FileTranslationConfig):
         if is_text:
             self.require(not self.alignment, "alignment", "needs format=json")
         if self.alternatives:
-            rule = "sets the number of translations itself; leave out n_best"
-            self.require(self.n_best == 1, "alternatives", rule)
+            problem = "sets the number of translations itself; leave out n_best"
+            self.require(self.n_best == 1, "alternatives", problem)
         if self.context > 0:
             writes_one_line = is_text and self.n_best == 1 and self.prefixes is None
-            rule = "only works with format=text, n_best=1 and no prefixes"
-            self.require(writes_one_line, "context", rule)
+            problem = "only works with format=text, n_best=1 and no prefixes"
+            self.require(writes_one_line, "context", problem)
             self.require(self.rerank is Reranking.none, "context", "does not work with rerank")
         self.input = normalize_stream(self.input)
         self.output = normalize_stream(self.output)
@@ -216,8 +216,8 @@ class SynthesisConfig(FileTranslationConfig):
         self.input = [normalize_stream(file) for file in self.input]
         if self.sampling:
             # with backend=auto, the native engine draws the samples
-            rule = "cannot draw the same samples again after an interruption; use backend=native"
-            self.require(self.backend is not Engine.ctranslate2, "backend", rule)
+            problem = "cannot draw the same samples again after an interruption; use backend=native"
+            self.require(self.backend is not Engine.ctranslate2, "backend", problem)
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
         self.require(is_valid, "max_ratio", "must be 0 or at least 1")
 
@@ -274,8 +274,8 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
         are_both_stdin = self.src == "-" and self.tgt == "-"
         self.require(not are_both_stdin, "tgt", "src is stdin already; give tgt=FILE")
         if self.measure is ScoreMeasure.dual:
-            rule = "needs reverse_model=FOLDER, a model of the other direction"
-            self.require(bool(self.reverse_model), "measure", rule)
+            problem = "needs reverse_model=FOLDER, a model of the other direction"
+            self.require(bool(self.reverse_model), "measure", problem)
         if self.format is OutputFormat.text:
             self._check_text_format()
         if self.measure is ScoreMeasure.alignment:
@@ -287,7 +287,7 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
         It writes only `measure`.
         """
         if self.measure is not ScoreMeasure.dual:
-            rule = "only works with measure=dual or format=json"
-            self.require(self.reverse_model is None, "reverse_model", rule)
+            problem = "only works with measure=dual or format=json"
+            self.require(self.reverse_model is None, "reverse_model", problem)
         if self.measure is not ScoreMeasure.alignment:
             self.require(not self.alignment, "alignment", "needs format=json, or measure=alignment")

@@ -136,5 +136,5 @@ class VisualizeConfig(RuntimeConfig):
             is_in_range = all(number >= low for number in getattr(self, key))
             self.require(is_in_range, key, f"every number must be at least {low}")
         are_valid = all(_SCHEDULE.fullmatch(schedule) for schedule in self.schedules)
-        rule = "write D_MODEL:WARMUP, D_MODEL:WARMUP:cosine or D_MODEL:WARMUP:cosine:PEAK"
-        self.require(are_valid, "schedules", rule)
+        problem = "write D_MODEL:WARMUP, D_MODEL:WARMUP:cosine or D_MODEL:WARMUP:cosine:PEAK"
+        self.require(are_valid, "schedules", problem)

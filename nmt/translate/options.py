@@ -113,25 +113,25 @@ class LineOptions:
             require_valid(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
         if self.rerank is not None and self.rerank.candidates is not None:
             num_candidates = self.rerank.candidates
-            rule = "must be at least n_best"
-            require_valid(num_candidates >= self.n_best, "candidates", num_candidates, rule)
+            problem = "must be at least n_best"
+            require_valid(num_candidates >= self.n_best, "candidates", num_candidates, problem)
         if self.context:
-            rule = "only works with one translation per line"
-            require_valid(self.n_best == 1, "context", self.context, rule)
+            problem = "only works with one translation per line"
+            require_valid(self.n_best == 1, "context", self.context, problem)
             # lines are joined, and only a tag at the start of the joined text counts as a tag
-            rule = (
+            problem = (
                 "needs one direction for all lines; give tgt_lang=..., or src_tag=... or "
                 "tgt_tag=..."
             )
-            require_valid(not self.tags.choices, "context", self.context, rule)
+            require_valid(not self.tags.choices, "context", self.context, problem)
             is_valid = self.rerank is None
             require_valid(is_valid, "context", self.context, "does not work with rerank")
         if self.unk_replacement:
-            rule = "does not work with glossary_mode=soft"
-            require_valid(not self.hints, "unk_replacement", self.unk_replacement, rule)
+            problem = "does not work with glossary_mode=soft"
+            require_valid(not self.hints, "unk_replacement", self.unk_replacement, problem)
         is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH
-        rule = f"must be at least {_MIN_SOURCE_LENGTH}"
-        require_valid(is_valid, "max_source_length", self.max_source_length, rule)
+        problem = f"must be at least {_MIN_SOURCE_LENGTH}"
+        require_valid(is_valid, "max_source_length", self.max_source_length, problem)
 
 
 def make_line_options(

@@ -138,8 +138,8 @@ class Translator:
         combine = choose(Combine, "combine", combine)
         if quantization is not None:
             quantization = choose(Quantization, "quantization", quantization)
-            rule = "only works with backend=auto or ctranslate2"
-            require_valid(engine is not Engine.native, "quantization", quantization, rule)
+            problem = "only works with backend=auto or ctranslate2"
+            require_valid(engine is not Engine.native, "quantization", quantization, problem)
         key_path = None if verify_key is None else resolve_path(verify_key)
         with using_verify_key(key_path):
             model = load_engine(

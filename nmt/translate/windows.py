@@ -184,8 +184,8 @@ def check_lines(name: str, lines: Iterable[str]) -> Iterator[str]:
     def checked_lines() -> Iterator[str]:
         for i, line in enumerate(lines):
             if not isinstance(line, str):
-                rule = f"must be a text (str), not {type(line).__name__}"
-                raise TypeError(f"{name}[{i}]={line!r}: {rule}")
+                problem = f"must be a text (str), not {type(line).__name__}"
+                raise TypeError(f"{name}[{i}]={line!r}: {problem}")
             yield line
 
     return checked_lines()
