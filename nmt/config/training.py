@@ -1,4 +1,8 @@
-"""Settings of `nmt-train` and `nmt-average`."""
+"""Settings of `nmt-train` and `nmt-average`.
+
+`on_resume` says what happens if a resumed run has another value of a setting: "accept" uses the new
+value, "log" also logs the change, and without `on_resume` the run is refused.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +71,8 @@ class StageConfig(Settings):
     A stage ends when the next one starts.
     """
 
-    prefix = "stages."
-    # the default is below `low`, so that a stage without a start is refused
+    prefix = "stages."  # precedes the names of these settings in error messages
+    # every stage must set its start, since the default 0 is less than `low`
     start: int = option(0, "number of updates after which the stage starts", low=1)
     mix: dict[str, float] = option(
         dict, "weight of a corpus in this stage; corpora that are not named keep theirs"
@@ -127,7 +131,8 @@ class TrainConfig(RuntimeConfig):
     )
     init_rows: dict[str, str] = option(
         dict,
-        "piece of init_from whose embedding a new piece copies: init_rows.oci_Latn=cat_Latn",
+        "embeddings of new pieces to copy from pieces of init_from: init_rows.NEW=OLD, such as "
+        "init_rows.oci_Latn=cat_Latn",
     )
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
     adapter: Adapter = option(Adapter.none, "lora: train low-rank additions to linear layers")
@@ -141,12 +146,15 @@ class TrainConfig(RuntimeConfig):
         0.1, "probability spread evenly over the vocabulary", low=0, below=1
     )
     r_drop: float = option(
-        0.0, "R-Drop: weight of the KL divergence of two dropout passes; 0 disables", low=0
+        0.0,
+        "weight of the R-Drop loss: KL divergence between two passes with different dropout; 0 "
+        "disables",
+        low=0,
     )
     simcut: float = option(
         0.0,
-        "SimCut: weight of the KL divergence from a second pass without some of the embeddings; "
-        "0 disables",
+        "weight of the SimCut loss: KL divergence between the predictions with all input "
+        "embeddings and with some of them set to zero; 0 disables",
         low=0,
     )
     guided_alignment: float = option(
@@ -156,23 +164,23 @@ class TrainConfig(RuntimeConfig):
     )
     subword_sampling: float = option(
         0.0,
-        "segment words differently in every update; with bpe: share of merges left out "
-        "(BPE-dropout), with unigram: alpha; 0 disables",
+        "segment words differently in every update: with a bpe tokenizer, the share of merges to "
+        "leave out (BPE-dropout), with unigram, alpha; 0 disables",
         low=0,
         below=1,
     )
     augment: AugmentConfig = option(AugmentConfig, "changes of the text of training pairs")
     lemmas: str | None = option(
         None,
-        "file of lines FORM<TAB>LEMMA: most hints of augment.terminology are lemmas instead of "
-        "the target words themselves",
+        "file of lines FORM<TAB>LEMMA; with it, most hints of augment.terminology are lemmas of "
+        "target words",
     )
     noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
     max_tokens: int | None = option(
         4096,
-        "size of a batch on one device: rows * longest side, padding included; auto: the largest "
-        "that fits in memory, measured when the run starts",
+        "size of a batch on one device: rows * longest side, padding included; auto measures at "
+        "the start which size fits in memory",
         low=1,
     )
     max_updates: int = option(100_000, "updates after which training ends", low=1, on_resume="log")
@@ -197,7 +205,8 @@ class TrainConfig(RuntimeConfig):
     )
     patience: int = option(
         0,
-        "validations without improvement that end training, counted in the last stage; 0 disables",
+        "stop after this number of validations without improvement, which count in the last stage "
+        "only; 0 disables",
         low=0,
         on_resume="accept",
     )
@@ -264,11 +273,12 @@ class TrainConfig(RuntimeConfig):
         for key, conflicting, problem in _CONFLICTS:
             if self._is_set(key):
                 self.require(not self._is_set(conflicting), key, problem)
-        trained_parts = set(Part) - set(self.freeze)
-        if self.adapter is Adapter.lora:  # LoRA has no additions to embeddings
-            trained_parts.discard(Part.embeddings)
+        trainable_parts = list(Part)
+        if self.adapter is Adapter.lora:  # LoRA adds nothing to embeddings
+            trainable_parts = [Part.encoder, Part.decoder]
+        is_training = any(part not in self.freeze for part in trainable_parts)
         problem = "leaves nothing to train (adapter=lora trains no embeddings)"
-        self.require(bool(trained_parts), "freeze", problem)
+        self.require(is_training, "freeze", problem)
         if self.sharding is Sharding.full:
             self._check_sharding()
         if self.optimizer.name is Optimizer.schedule_free:
@@ -288,10 +298,11 @@ class TrainConfig(RuntimeConfig):
         self.require(self.keep_last >= self.average_last, "keep_last", problem)
 
     @property
-    def batch_tokens(self) -> int:
-        """The value of `max_tokens`, or of `tokens_per_update` until `auto` has chosen a value.
+    def max_batch_tokens(self) -> int:
+        """The maximum size of a batch: `max_tokens`, as soon as it is set.
 
-        A batch is never larger than an update.
+        Until max_tokens=auto is replaced by the measured size, this is `tokens_per_update`, which
+        is the size of a whole update.
         """
         return self.max_tokens or self.tokens_per_update
 
@@ -322,7 +333,8 @@ class TrainConfig(RuntimeConfig):
 
     def _check_stages(self) -> None:
         """Raise a `ConfigError` for equal starts, unknown keys and invalid values of stages."""
-        weight_of_key = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
+        # weights of corpora, by the name of their setting, such as "stages.final.mix.news"
+        weight_by_setting = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
         augment_keys = [setting.name for setting in fields(AugmentConfig)]
         for name, stage in self.stages.items():
@@ -338,11 +350,13 @@ class TrainConfig(RuntimeConfig):
                 require_valid(
                     key in augment_keys, f"stages.{name}.augment.{key}", probability, problem
                 )
-            self.augment_at(stage)  # checks the probabilities
+            # `AugmentConfig` checks the probabilities when it is constructed
+            self.augment_at(stage)
             for corpus, weight in stage.mix.items():
-                weight_of_key[f"stages.{name}.mix.{corpus}"] = weight
-        for key, weight in weight_of_key.items():
-            require_valid(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
+                weight_by_setting[f"stages.{name}.mix.{corpus}"] = weight
+        for setting_name, weight in weight_by_setting.items():
+            is_valid = 0 <= weight <= MAX_NUMBER
+            require_valid(is_valid, setting_name, weight, "must be a number from 0")
 
     def augment_at(self, stage: StageConfig) -> AugmentConfig:
         """Return the augmentation in a stage. Raises `ConfigError` for invalid probabilities."""
@@ -366,9 +380,11 @@ class TrainConfig(RuntimeConfig):
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is neither False nor empty."""
         value = getattr(self, key)
-        # the class has no attribute for a setting that is a list or dict; their default is empty
+        if not value:
+            return False
+        # The class attribute is the default. Lists and dicts have none, and are empty by default.
         default = getattr(type(self), key, None)
-        return bool(value) and value != default
+        return bool(value != default)
 
 
 @dataclass(kw_only=True)

@@ -418,7 +418,7 @@ class Learner:
             self.dtype,
             self.config.model,
             vocab_size=self.vocab_size,
-            num_tokens=self.config.batch_tokens,
+            num_tokens=self.config.max_batch_tokens,
         )
         return sum(gather(flops_per_second))
 

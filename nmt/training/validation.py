@@ -68,7 +68,7 @@ class Validation:
         device = model.embedding.weight.device
         model.eval()
         lengths = self.data.lengths
-        max_tokens = max(self.config.batch_tokens, int(lengths.max()))
+        max_tokens = max(self.config.max_batch_tokens, int(lengths.max()))
         batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
         rank_batches = batches[self.world.rank :: self.world.size]
         nll_sums = []
