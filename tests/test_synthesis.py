@@ -378,7 +378,7 @@ def test_impossible_jobs_are_one_line(
         ({"input": [str(tmp_path / "nothing")]}, "does not exist"),
         ({"max_ratio": 0.5}, "max_ratio=0.5: must be 0 or at least 1"),
         ({"input": None}, "give input=FILE"),
-        ({"backend": Engine.ctranslate2}, "backend=ctranslate2: cannot draw the same samples again"),
+        ({"backend": Engine.ctranslate2}, "backend=ctranslate2: cannot draw the same"),
         ({"model_dir": [str(tmp_path / "absent")]}, "absent does not exist"),
     ]
     for options, text in cases:

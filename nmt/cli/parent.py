@@ -1,7 +1,7 @@
 """End a rank of nmt-train when its launcher ends.
 
-This module imports only the standard library, since a rank calls `end_with_launcher` before imports
-that take seconds.
+This module imports only the standard library, since a rank calls `exit_after_launcher` before
+imports that take seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SECONDS_BETWEEN_CHECKS = 0.5
 
 
 @functools.cache  # so that a second call does not start a second thread
-def end_with_launcher(launcher_pid: int) -> None:
+def exit_after_launcher(launcher_pid: int) -> None:
     """Start a thread that ends this process after its launcher has ended.
 
     Without it, a rank would continue training after its launcher was killed.

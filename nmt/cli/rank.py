@@ -9,13 +9,13 @@ import signal
 import sys
 from typing import Any
 
-from nmt.cli.parent import end_with_launcher
+from nmt.cli.parent import exit_after_launcher
 from nmt.errors import EXIT_INTERRUPTED, ONE_LINE_ERRORS
 
 
 def main(config_path: str, launcher_pid: str) -> int:
     """Train with the config in a YAML file; return the exit status."""
-    end_with_launcher(int(launcher_pid))
+    exit_after_launcher(int(launcher_pid))
     # a signal during the imports, which take seconds, ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from omegaconf import OmegaConf

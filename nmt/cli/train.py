@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing import errors as torchrun_errors
 
 from nmt.average import read_validation_scores
 from nmt.checkpoint import CONFIG, WEIGHTS, list_checkpoints, parse_checkpoint_update
@@ -17,7 +17,6 @@ from nmt.cli.commands import shell_command
 from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.launch import launch
-from nmt.cli.parent import end_with_launcher
 from nmt.config import BestMetric, TrainConfig, resolve_path
 from nmt.errors import ConfigError
 from nmt.export.export_model import describe_exports
@@ -41,13 +40,20 @@ log = logging.getLogger(__name__)
 def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> float | None:
     """Prepare the data folder if it does not exist, then start or resume the run.
 
-    Returns the best validation score by `best_metric`, which Hydra's sweepers optimize, or None for
-    a dry run and for a rank of torchrun.
+    Returns the best validation score, which Hydra's sweepers optimize. `best_metric` chooses
+    between loss and BLEU. Returns None for a dry run, and in a process that torchrun has started.
+
+    Args:
+        config: the settings.
+        config_yaml: the same settings as YAML, for the run folder and for other processes.
+        preparation: how to make the data folder if it does not exist.
     """
     _check_run_dir(config.run_dir)
     if is_launched():  # torchrun has started this process
-        end_with_launcher(os.getppid())
-        record(_run_launched)(config, config_yaml, preparation)  # reports errors to torchrun
+        exit_after_launcher(os.getppid())
+        # `record` reports the error of this rank to torchrun
+        run_and_report = torchrun_errors.record(_run_launched)
+        run_and_report(config, config_yaml, preparation)
         return None
     run_dir = resolve_path(config.run_dir)
     ensure_data(config, preparation, may_write=not config.dry_run)
@@ -71,7 +77,8 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
 def train_in_process(config: TrainConfig) -> None:
     """Start or resume a run in this process, on one device.
 
-    `nmt.prepare` writes the data folder. Raises subclasses of `NmtError` for mistakes of the user.
+    The data folder must exist; `nmt.prepare` writes it. Raises subclasses of `NmtError` for
+    mistakes of the user.
     """
     _check_run_dir(config.run_dir)
     run_rank(config, OmegaConf.to_yaml(OmegaConf.structured(config)))
@@ -82,17 +89,25 @@ def _check_run_dir(run_dir: str) -> None:
     path = resolve_path(run_dir)
     if (path / CONFIG).exists():
         raise ConfigError(
-            f"run_dir={run_dir} is a checkpoint or model folder; choose another run_dir, and to "
-            f"start from these weights init_from={run_dir}"
+            f"run_dir={run_dir} is a checkpoint or model folder; choose another run_dir. To start "
+            f"from these weights, add init_from={run_dir}"
         )
-    for folder in (path, *path.parents):  # `path` itself may be the folder of the checkpoints
-        is_model = (folder / WEIGHTS).exists() and (folder / CONFIG).exists()
-        has_checkpoints = folder.name == "checkpoints" and (folder / "latest" / CONFIG).exists()
-        if is_model or has_checkpoints:
+    for folder in (path, *path.parents):  # `path` may be RUN/checkpoints
+        if _is_model(folder) or _is_checkpoints_folder(folder):
             raise ConfigError(
                 f"run_dir={run_dir} is inside {os.path.relpath(folder)}, which has models of a "
                 "run; choose another run_dir"
             )
+
+
+def _is_model(folder: Path) -> bool:
+    """Return whether a folder has the files of a model."""
+    return (folder / WEIGHTS).exists() and (folder / CONFIG).exists()
+
+
+def _is_checkpoints_folder(folder: Path) -> bool:
+    """Return whether a folder is `checkpoints` of a run that has written a checkpoint."""
+    return folder.name == "checkpoints" and (folder / "latest" / CONFIG).exists()
 
 
 def _log_resume_point(run_dir: Path) -> None:
@@ -106,7 +121,10 @@ def _log_resume_point(run_dir: Path) -> None:
 
 
 def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> None:
-    """Train as a rank of torchrun. Raises `DataError` if the data folder is missing."""
+    """Train in a process that torchrun has started.
+
+    Raises `DataError` if the data folder is missing.
+    """
     ensure_data(config, preparation, may_write=False)
     run_rank(config, config_yaml)
 
@@ -129,7 +147,10 @@ def _choose_max_tokens(config: TrainConfig, world: World, device: torch.device) 
 
 
 def run_rank(config: TrainConfig, config_yaml: str) -> None:
-    """Train as the rank in the environment variables of torchrun, or else as the only rank."""
+    """Train as one of the processes that torchrun or `launch` has started.
+
+    The environment variables of torchrun tell the rank. Without them, this is the only process.
+    """
     config = use_initial_architecture(config)
     world = find_world()
     device = find_device(config.device, world.local_rank)
@@ -140,9 +161,9 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
         if config.max_tokens is None:  # auto
             max_tokens = _choose_max_tokens(config, world, device)
             config = replace(config, max_tokens=max_tokens)
-            config_yaml = OmegaConf.to_yaml(
-                {**OmegaConf.create(config_yaml), "max_tokens": max_tokens}
-            )
+            settings = OmegaConf.create(config_yaml)
+            OmegaConf.update(settings, "max_tokens", max_tokens)
+            config_yaml = OmegaConf.to_yaml(settings)
         if config.dry_run:
             log.info("dry run of run_dir=%s", config.run_dir)
             report = dry_run(config, world, device)
