@@ -17,6 +17,7 @@ from nmt.cli.commands import shell_command
 from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.launch import launch
+from nmt.cli.parent import exit_after_launcher
 from nmt.config import BestMetric, TrainConfig, resolve_path
 from nmt.errors import ConfigError
 from nmt.export.export_model import describe_exports

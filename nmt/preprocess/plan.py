@@ -67,7 +67,7 @@ def scan_training_text(job: Job, spans: Sequence[Span]) -> Job:
     return take_held_out(job, spans, _STAGE, limits)
 
 
-def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
+def make_tokenizers_and_mark_duplicates(job: Job, spans: Sequence[Span]) -> Tokenizers:
     """Train, extend or copy the tokenizers, mark duplicate pairs, and return the tokenizers.
 
     Only loads the tokenizers if an earlier run completed the plan folder.

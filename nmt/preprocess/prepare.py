@@ -33,7 +33,7 @@ from nmt.preprocess.held_out import (
     warn_of_swapped_sides,
     write_lines,
 )
-from nmt.preprocess.plan import prepare_encoding, scan_training_text
+from nmt.preprocess.plan import make_tokenizers_and_mark_duplicates, scan_training_text
 from nmt.preprocess.report import build_report, render_data_report
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import Statistics
@@ -64,7 +64,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
                 f"(or data.{split}.tsv=FILE), or {alternative}"
             )
     with open_workspace(resolve_path(config.data_dir)) as work:
-        job = _find_all_sources(config, work)
+        job = _make_job(config, work)
         work.start(job.fingerprint())
         spans = find_spans(job.sources, config.shard_pairs)
         if not spans:
@@ -72,21 +72,26 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
                 "the training corpus is empty; give data.train a file with sentence pairs"
             )
         if not config.overwrite:
-            work.check_replacement(sum(span.num_pairs for span in spans))
-        job = scan_training_text(job, spans)  # adds the held-out sets that come from this text
+            num_pairs = sum(span.num_pairs for span in spans)
+            work.check_existing_pairs(num_pairs)  # an existing data folder must have as many
+        # takes held-out sets out of the training text, and returns the job with these sets
+        job = scan_training_text(job, spans)
         held_out_chunks = read_held_out(job)
-        # validation pairs from the training text cannot show that its sides are swapped
+        # a validation set that was taken from the training text is swapped in the same way
         if config.data.valid.num_pairs is None:
             warn_of_swapped_sides(job, spans, held_out_chunks["valid"])
-        tokenizers = prepare_encoding(job, spans)
+        tokenizers = make_tokenizers_and_mark_duplicates(job, spans)
         run_stage(job, spans, _STAGE, make_encoding_task)  # workers load the saved tokenizers
         report = _finish_folder(job, held_out_chunks, tokenizers, spans)
         work.finish(overwrite=config.overwrite)
     return report
 
 
-def _find_all_sources(config: PreprocessConfig, work: Workspace) -> Job:
-    """Return the job of this run, with the sources of all splits."""
+def _make_job(config: PreprocessConfig, work: Workspace) -> Job:
+    """Find the sources of all splits, and return the job that reads them.
+
+    Text that cannot be read from uncompressed files is copied to the folder `work.spool`.
+    """
     train_sources = find_sources(config, "train", work.spool)
     by_corpus: dict[str, list[DataSource]] = {}
     for source in train_sources:
@@ -114,25 +119,27 @@ def _finish_folder(
     train_statistics, train_index = _merge_records(job, spans)
     _check_dropped(train_statistics)
     statistics = {"train": train_statistics}
-    index = {"train": train_index}
-    # for the held-out splits themselves, so no pair is dropped for being held out
+    index_by_split = {"train": train_index}
+    # this encoder looks for no held-out lines, since it encodes the held-out splits themselves
     encoder = ShardEncoder(job, held_out=None)
     for split, chunks in held_out_chunks.items():
         src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)
         write_lines(folder / f"{split}.tgt", tgt)
-        statistics[split], index[split] = _encode_held_out(encoder, split, chunks)
-    repeats = None  # if the filter drops duplicates, the report counts them as dropped pairs
+        statistics[split], index_by_split[split] = _encode_held_out(encoder, split, chunks)
+    repeats = None
+    # a filter that drops duplicates has counted them already, as dropped pairs
     if not job.config.filter.drops_duplicates:
         repeats = count_repeats(job.work.hashes)
     report = build_report(statistics, config=job.config, tokenizers=tokenizers, duplicates=repeats)
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)
     (folder / "report.html").write_text(render_data_report(report), encoding="utf-8", newline="\n")
+    index_content = write_lengths(folder, index_by_split)
     meta = {
-        **write_lengths(folder, index),
+        **index_content,
         **describe_languages(job.config.data),
-        "temperature": job.config.data.temperature,
+        "temperature": job.config.data.temperature,  # evens out the shares of the corpora
         "vocab_size": tokenizers.tgt.vocab_size,
         "tokenizer_sha256": tokenizers.sha256,
         "max_length": job.config.max_length,
@@ -153,7 +160,7 @@ def _encode_held_out(
     for corpus, corpus_chunks in groupby(chunks, key=lambda chunk: chunk.corpus):
         shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
         statistics_by_corpus[corpus], shards = encoder.write(shard_name, corpus_chunks)
-        index.append(CorpusIndex(corpus, 1.0, shards))
+        index.append(CorpusIndex(corpus, weight=1.0, shards=shards))
     return statistics_by_corpus, index
 
 
@@ -173,7 +180,7 @@ def _merge_records(
         statistics_by_corpus[corpus] = statistics
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
-            index.append(CorpusIndex(corpus, weight, shards))
+            index.append(CorpusIndex(corpus, weight=weight, shards=shards))
     return statistics_by_corpus, index
 
 
@@ -185,7 +192,7 @@ def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
     if total.kept == 0:
         raise no_pairs_left_error(total)
     dropped = Counter(total.dropped)
-    del dropped[HELD_OUT]  # these were taken out on purpose
+    dropped.pop(HELD_OUT, None)  # these were taken out on purpose
     if dropped.total() > _MAX_DROPPED_SHARE * total.read:
         log.warning(
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",

@@ -199,7 +199,7 @@ class Workspace:
             elif path.is_dir() and path != self.spool:
                 shutil.rmtree(path)
 
-    def check_replacement(self, num_pairs: int) -> None:
+    def check_existing_pairs(self, num_pairs: int) -> None:
         """Raise a `ConfigError` if `data_dir` holds another number of training pairs.
 
         This comparison needs no encoded data, so it comes first. `finish` compares all data.
