@@ -24,7 +24,10 @@ from nmt.runtime.reading import check_regular
 
 IdArray = np.ndarray[Any, np.dtype[Any]]
 FlatIds = tuple[IdArray, IdArray]
-"""One side of N pairs: the concatenated ids of all lines, and the offset of each line (N + 1,)."""
+"""One side of N pairs: the concatenated ids of all lines, and the offset of each line (N + 1,).
+
+An alignment has the same form, with the numbers of words instead of ids.
+"""
 
 _BATCH_ROWS = 50_000  # number of pairs of a record batch; the last one of a shard may have fewer
 _MAX_PAIRS = 1 << 40
@@ -78,7 +81,7 @@ class ShardWriter:
             fields.append((_ALIGNMENT_COLUMN, _ALIGNMENT_TYPE))
         self._path = path
         self._schema = pa.schema(fields)
-        self._pending: list[pa.RecordBatch] = []  # slices of the next record batch
+        self._pending: list[pa.RecordBatch] = []  # rows that wait for a full record batch
         self.shard = ShardFile(path.name)
 
     def __enter__(self) -> ShardWriter:
@@ -104,8 +107,8 @@ class ShardWriter:
         num_pairs = len(src_offsets) - 1
         start = 0
         while start < num_pairs:
-            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS
-            end = min(num_pairs, start + num_free_rows)
+            num_pending_rows = self.shard.pairs % _BATCH_ROWS
+            end = min(num_pairs, start + _BATCH_ROWS - num_pending_rows)
             columns = [
                 self._make_column("src", src, start, end),
                 self._make_column("tgt", tgt, start, end),
@@ -142,9 +145,10 @@ class ShardWriter:
         self._pending.clear()
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is not None:
+            self._file.close()  # the caller removes the incomplete file
+            return
         with self._file:
-            if error_type is not None:
-                return
             if self._pending:
                 self._write_batch()
             self._writer.close()
@@ -158,12 +162,11 @@ class MappedShard:
 
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
-        self._starts = [0]  # first row of each record batch, followed by the number of all rows
-        # Lists of the columns of each record batch. An optional column that the file lacks has no
-        # alignments, or [] as texts.
+        self._batch_starts = [0]  # first row of each record batch, then the number of all rows
+        # the columns of each record batch
         self._batches: list[tuple[FlatIds, FlatIds]] = []  # source and target
-        self._alignments: list[FlatIds] = []
-        self._texts: list[list[pa.Array]] = []  # source and target
+        self._alignments: list[FlatIds] = []  # empty if the file has no alignments
+        self._texts: list[list[pa.Array]] = []  # source and target; [] if the file has no text
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:
@@ -188,7 +191,7 @@ class MappedShard:
         if not batch.num_rows:
             return
         names = batch.schema.names
-        self._starts.append(self._starts[-1] + batch.num_rows)
+        self._batch_starts.append(self._batch_starts[-1] + batch.num_rows)
         self._texts.append([batch.column(name) for name in _TEXT_COLUMNS if name in names])
         if _ALIGNMENT_COLUMN in names:
             numbers, offsets = _to_numpy(batch.column(_ALIGNMENT_COLUMN))
@@ -200,7 +203,7 @@ class MappedShard:
         self._batches.append((src, tgt))
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self._batch_starts[-1]
 
     def __getitem__(self, row: int) -> tuple[IdArray, IdArray]:
         """Return source and target ids of a pair."""
@@ -228,14 +231,14 @@ class MappedShard:
 
     def _find_row(self, row: int) -> tuple[int, int]:
         """Return the index of the record batch of a row, and the index of the row in the batch."""
-        batch_index = bisect_right(self._starts, row) - 1
-        return batch_index, row - self._starts[batch_index]
+        batch_index = bisect_right(self._batch_starts, row) - 1
+        return batch_index, row - self._batch_starts[batch_index]
 
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
 
-        A damaged file may have negative ids. As unsigned integers, they are larger than any
-        vocabulary.
+        The negative ids of a damaged file count as large ids, so that a comparison with the size of
+        the vocabulary finds them.
         """
         largest_src = 0
         largest_tgt = 0
@@ -248,26 +251,31 @@ class MappedShard:
         """Return the number of tokens of source and target, EOS included, (N, 2)."""
         lengths = [np.empty((0, 2), dtype=np.int32)]  # a shard may have no record batch
         for (_, src_offsets), (_, tgt_offsets) in self._batches:
-            num_tokens = np.diff([src_offsets, tgt_offsets], axis=1)  # (2, rows), without EOS
-            lengths.append(num_tokens.T + 1)
+            src_lengths = np.diff(src_offsets) + 1  # 1 for EOS
+            tgt_lengths = np.diff(tgt_offsets) + 1
+            lengths.append(np.stack([src_lengths, tgt_lengths], axis=1))  # (rows, 2)
         return np.concatenate(lengths)
 
 
 def _as_unsigned(ids: IdArray) -> IdArray:
-    """Reinterpret the bytes of ids as unsigned integers."""
-    return ids.view(f"u{ids.itemsize}")
+    """Reinterpret the bytes of ids as unsigned integers: -1 becomes the largest one."""
+    unsigned_type = f"u{ids.itemsize}"  # such as u4 for int32
+    return ids.view(unsigned_type)
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    """Raise `ArrowInvalid` unless a file has columns of ids and, possibly, columns of text."""
+    """Raise `ArrowInvalid` unless a file has columns of ids.
+
+    Columns of text and a column of alignments are optional.
+    """
     names = [name for name in schema.names if name != _ALIGNMENT_COLUMN]
     is_valid = names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
     for column in schema:
-        allowed_types: Sequence[pa.DataType] = _ID_TYPES
         if column.name in _TEXT_COLUMNS:
-            allowed_types = [pa.string()]
-        if column.type not in allowed_types:
-            is_valid = False
+            has_valid_type = column.type == pa.string()
+        else:
+            has_valid_type = column.type in _ID_TYPES  # an alignment is a list of numbers too
+        is_valid = is_valid and has_valid_type
     if not is_valid:
         columns = [f"{column.name}: {column.type}" for column in schema]
         raise pa.ArrowInvalid(f"its columns are {', '.join(columns)}")
