@@ -27,7 +27,7 @@ def pairs(text: str | bytes, languages: tuple[str, str] = EN_DE, **options: bool
     """Return the pairs of a file, read in blocks of 7 bytes."""
     content = text if isinstance(text, bytes) else text.encode()
     blocks = (content[start : start + 7] for start in range(0, len(content), 7))
-    return list(read_pairs(blocks, "a.tmx", languages, **{"keep_codes": False, **options}))
+    return list(read_pairs(blocks, "a.tmx", languages, **{"keep_markup": False, **options}))
 
 
 def test_variants_of_a_language_are_found_and_a_named_variant_only_itself() -> None:
@@ -39,17 +39,17 @@ def test_variants_of_a_language_are_found_and_a_named_variant_only_itself() -> N
 
 
 def test_codes_are_dropped_or_kept() -> None:
-    assert pairs(OMEGAT, keep_codes=True)[0] == ("The colour", "Die <b>Farbe</b>")
+    assert pairs(OMEGAT, keep_markup=True)[0] == ("The colour", "Die <b>Farbe</b>")
     trados = TRADOS.replace("UTF-8", "UTF-16").encode("utf-16")
     assert pairs(trados) == [("Press Enter", "Drücken Sie Enter")]
-    assert pairs(trados, keep_codes=True)[0][0] == "Press {\\b Enter}"
+    assert pairs(trados, keep_markup=True)[0][0] == "Press {\\b Enter}"
 
 
 @pytest.mark.parametrize("languages", [EN_DE, ("", "")])
 def test_xliff_of_both_versions(languages: tuple[str, str]) -> None:
     expected = [("Hello world", "Hallo Welt"), ("One file", "Eine Datei")]
     assert pairs(XLIFF_1, languages) == expected
-    assert pairs(XLIFF_1, languages, keep_codes=True)[1] == ("One {0} file", "Eine {0} Datei")
+    assert pairs(XLIFF_1, languages, keep_markup=True)[1] == ("One {0} file", "Eine {0} Datei")
     expected = [("A small house", "Ein kleines Haus"), ("Second sentence", "Zweiter Satz")]
     assert pairs(XLIFF_2, languages) == expected
 
@@ -112,13 +112,13 @@ def test_memory_is_flat_and_a_single_text_is_bounded() -> None:
 
     start_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     num_pairs = 0
-    for _ in read_pairs(blocks(20, unit * 5_000), "a.tmx", EN_DE, keep_codes=False):
+    for _ in read_pairs(blocks(20, unit * 5_000), "a.tmx", EN_DE, keep_markup=False):
         num_pairs += 1
     assert num_pairs == 100_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kilobytes < 50_000  # KB
     endless = blocks(3, b"<tu><tuv xml:lang='en'><seg>" + b"a" * MAX_TEXT_LENGTH + b"a")
     with pytest.raises(DataError, match=f"more than {MAX_TEXT_LENGTH:,} characters"):
-        list(read_pairs(endless, "a.tmx", EN_DE, keep_codes=False))
+        list(read_pairs(endless, "a.tmx", EN_DE, keep_markup=False))
 
 
 def test_preprocess_reads_tmx_as_the_same_text(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_xliff_gets_targets_and_stays_as_it_is_elsewhere(
 def test_xliff_units_are_found() -> None:
     def read(name: str) -> list[tuple[str, str]]:
         content = translate(name, (FOLDER / name).read_bytes())
-        return list(read_pairs([content], name, ("en", "de"), keep_codes=False))
+        return list(read_pairs([content], name, ("en", "de"), keep_markup=False))
 
     expected = ("press the red button now & then", "PRESS THE RED BUTTON NOW & THEN")
     assert read("okapi.xlf") == [expected, ("done", "fertig")]

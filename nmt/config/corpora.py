@@ -55,7 +55,7 @@ class SplitConfig(Settings):
     tmx: list[str] | None = option(None, "both sides in a translation memory (TMX)")
     xliff: list[str] | None = option(None, "both sides in an XLIFF file, version 1.2 or 2")
     keep_codes: bool = option(
-        False, "keep the codes in the text of TMX and XLIFF, such as the content of <ph>"
+        False, "keep formatting codes in the text of TMX and XLIFF, such as the content of <ph>"
     )
     jsonl: list[str] | None = option(None, "both sides in one file, one JSON object per line")
     fields: list[str] = option(

@@ -12,7 +12,8 @@ from xml.parsers import expat
 from nmt.errors import DataError, list_first
 
 MAX_TEXT_LENGTH = 1 << 20  # in characters
-_CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements with code of the original document in a text
+# elements within a text that contain markup of the original document, such as <b>
+_MARKUP = {"bpt", "ept", "it", "ph", "ut"}
 _UNITS = {"tu", "trans-unit", "segment"}  # elements with a pair: in TMX, XLIFF 1.2 and XLIFF 2
 # elements whose texts are skipped: alternative translations, text between segments, notes
 _SKIPPED = {"alt-trans", "ignorable", "notes"}
@@ -26,23 +27,23 @@ def read_pairs(
     name: str,
     languages: tuple[str, str],
     *,
-    keep_codes: bool,
+    keep_markup: bool,
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of source and target text in a TMX or XLIFF file.
 
     Args:
         blocks: content of the file.
         name: name of the file, for messages.
-        languages: codes of source and target, or "" for the languages that an XLIFF file states.
-            `en` also matches variants such as `en-US`, and takes the first one of a unit. `en-US`
-            matches only itself.
-        keep_codes: keep the content of elements for codes, such as `<ph>`, as text. The content of
-            all other elements within a text is always kept. Tags are always removed.
+        languages: language codes of source and target, or "" for the languages that an XLIFF file
+            states. `en` also matches a variant such as `en-US`: the first text of a unit whose
+            code begins with `en-`. `en-US` matches only itself.
+        keep_markup: keep the content of elements for markup, such as `<ph>`, as text. The content
+            of all other elements within a text is always kept. Tags are always removed.
 
     Units without one of the texts are skipped. Raises `DataError` for a damaged file, entity
     declarations, text of more than `MAX_TEXT_LENGTH` characters, and a file without any pair.
     """
-    reader = _Reader(name, languages, keep_codes)
+    reader = _Reader(name, languages, keep_markup)
     num_pairs = 0
     for block in blocks:
         reader.parse(block)
@@ -53,7 +54,7 @@ def read_pairs(
     if num_pairs == 0:
         languages_seen = list_first(sorted(reader.languages_seen), 8)
         problem = f"has no pair of {languages[0]} and {languages[1]}"
-        if languages == ("", ""):  # a TMX file: an XLIFF file states its languages
+        if languages == ("", ""):  # allowed for XLIFF files, which state their languages
             problem = "does not say which language is the source"
         raise DataError(
             f"{name} {problem}; set data.src_lang and data.tgt_lang to two of its languages: "
@@ -64,22 +65,22 @@ def read_pairs(
 class _Reader:
     """Collects the pairs of a file from the events of an XML parser."""
 
-    def __init__(self, name: str, languages: tuple[str, str], keep_codes: bool) -> None:
+    def __init__(self, name: str, languages: tuple[str, str], keep_markup: bool) -> None:
         self.name = name
-        self.languages = languages
-        self.keep_codes = keep_codes
+        self.languages = languages  # source and target language that the caller asks for
+        self.keep_markup = keep_markup
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
         self._root_languages = ("", "")  # source and target language of the root, in XLIFF 2
-        self._file_languages = ("", "")  # languages of the current element `file`, in XLIFF
+        # source and target language of the current element `file`, in XLIFF 1.2 and 2
+        self._file_languages = ("", "")
         self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text, or None outside of texts
         self._text_length = 0  # in characters
-        # number of open elements inside the outermost element of `_CODES`, itself included
-        self._code_depth = 0
-        # number of open elements inside an element whose texts are skipped, itself included
-        self._skip_depth = 0
+        # 0 outside of an element of `_MARKUP`, 1 in the element, 2 in an element in it, and so on
+        self._markup_depth = 0
+        self._skip_depth = 0  # the same for elements of `_SKIPPED`
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
@@ -114,17 +115,15 @@ class _Reader:
         """Handle the start tag of an element."""
         element = element.rpartition(":")[2]  # removes the prefix of a namespace
         if self._text is not None:
-            if self._code_depth or element in _CODES:
-                self._code_depth += 1
-            elif element == "cp":  # a character that XML cannot contain
-                self._add_text(" ")
+            self._start_in_text(element)
+            return
+        if self._skip_depth or element in _SKIPPED:
+            self._skip_depth += 1
         elif element == "xliff":
             self._root_languages = _read_languages(attributes, ("", ""))
         elif element == "file":
             source, target = _read_languages(attributes, self._root_languages)
             self._file_languages = (source, target or self._guess_target(source))
-        elif self._skip_depth or element in _SKIPPED:
-            self._skip_depth += 1
         elif element in _UNITS:
             self._unit_texts = {}
         elif element == "tuv":
@@ -136,16 +135,23 @@ class _Reader:
         elif element == "target":
             self._start_text(self._file_languages[1])
 
+    def _start_in_text(self, element: str) -> None:
+        """Handle the start tag of an element within a text."""
+        if self._markup_depth or element in _MARKUP:
+            self._markup_depth += 1
+        elif element == "cp":  # a character that XML cannot contain
+            self._add_text(" ")
+
     def _guess_target(self, source: str) -> str:
         """Return the target language of a file that states only its source language.
 
-        This is the target language of the settings, or their source language if the source of the
-        file is their target language.
+        The file translates between the two languages that the caller asks for. So the target is
+        the one that is not the source.
         """
         src_lang, tgt_lang = self.languages
-        code = _normalize(source)
-        is_tgt_lang = code.split("-")[0] == _normalize(tgt_lang).split("-")[0]
-        if is_tgt_lang and code != _normalize(src_lang):
+        if _normalize(source) == _normalize(src_lang):
+            return tgt_lang
+        if _primary_subtag(source) == _primary_subtag(tgt_lang):
             return src_lang
         return tgt_lang
 
@@ -157,7 +163,8 @@ class _Reader:
 
     def _add_text(self, text: str) -> None:
         """Handle a string between two tags. It may be a part of the current text."""
-        if self._text is None or (self._code_depth and not self.keep_codes):
+        is_dropped_markup = self._markup_depth > 0 and not self.keep_markup
+        if self._text is None or is_dropped_markup:
             return
         self._text_length += len(text)
         if self._text_length > MAX_TEXT_LENGTH:
@@ -168,8 +175,8 @@ class _Reader:
         """Handle the end tag of an element. At the end of a unit, adds its pair to `pairs`."""
         element = element.rpartition(":")[2]
         if self._text is not None:
-            if self._code_depth:
-                self._code_depth -= 1
+            if self._markup_depth:
+                self._markup_depth -= 1
             elif element in ("seg", "source", "target"):
                 text = " ".join("".join(self._text).split())
                 self._unit_texts.setdefault(_normalize(self._language), text)
@@ -185,11 +192,11 @@ class _Reader:
 
     def _find_text(self, language: str) -> str:
         """Return the text of the current unit in a language, or else in a variant of it."""
-        code = _normalize(language)
-        if code in self._unit_texts:
-            return self._unit_texts[code]
+        normalized = _normalize(language)
+        if normalized in self._unit_texts:
+            return self._unit_texts[normalized]
         for unit_language, text in self._unit_texts.items():
-            if unit_language.startswith(f"{code}-"):
+            if unit_language.startswith(f"{normalized}-"):
                 return text
         return ""
 
@@ -207,3 +214,8 @@ def _read_languages(attributes: dict[str, str], inherited: tuple[str, str]) -> t
 def _normalize(language: str) -> str:
     """Return the code of a language in the form `en-us`."""
     return language.replace("_", "-").lower()
+
+
+def _primary_subtag(language: str) -> str:
+    """Return the code of a language without script and region, such as `en` for `en-US`."""
+    return _normalize(language).split("-")[0]

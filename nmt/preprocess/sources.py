@@ -221,7 +221,7 @@ def _convert_xml(
             _unpacked_blocks(file, max_stream_bytes),
             name,
             languages,
-            keep_codes=corpus.split.keep_codes,
+            keep_markup=corpus.split.keep_codes,
         )
         paths = (
             spool_prefix.with_name(f"{spool_prefix.name}-{number}.src"),
