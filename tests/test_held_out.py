@@ -139,8 +139,11 @@ def test_sets_that_cannot_be_taken_are_refused(
             [train, "data.valid.num_pairs=0.5", "data.test.num_pairs=0.5"],
             "be shares, below 1",
         ),
-        (["data=numbers", "data.valid.num_pairs=9"], "includes its text; leave out data.valid"),
-        (["experiment=numbers", train], "data.corpus=numbers: includes its text; leave out data.t"),
+        (["data=numbers", "data.valid.num_pairs=9"], "comes with its text; leave out data.valid"),
+        (
+            ["experiment=numbers", train],
+            "data.corpus=numbers: comes with its text; leave out data.t",
+        ),
         (["data=copy", f"data.corpora.a.tsv={tmp_path}/a.tsv"], "out data.corpora, or set data=f"),
     ):
         assert command("preprocess", arguments, VOCABULARY, f"data_dir={tmp_path}/d") == 2

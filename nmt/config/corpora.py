@@ -47,7 +47,8 @@ class SplitConfig(Settings):
     tgt: list[str] | None = option(None, "target text, aligned with src line by line")
     tsv: list[str] | None = option(None, "both sides in one file, with tabs between columns")
     columns: list[int] = option(
-        [1, 2], "columns of the TSV with source, target and, if there is one, alignment, from 1"
+        [1, 2],
+        "columns of the TSV, counted from 1: source, target, and optionally alignment",
     )
     alignments: list[str] | None = option(
         None, "word alignment of src and tgt: links of words in each line, such as 0-0 1-2"
@@ -185,7 +186,7 @@ class CorpusConfig(SplitConfig):
 
     @property
     def is_tagged(self) -> bool:
-        """Whether source or target lines get a tag. A `tgt_lang` sets `src_tag`."""
+        """Whether source or target lines get a tag. `tgt_lang` gives source lines a tag."""
         settings = (self.tgt_lang, self.src_tag, self.tgt_tag)
         return any(setting is not None for setting in settings)
 
@@ -198,7 +199,9 @@ class DataConfig(Settings):
     corpus: Corpus = option(
         Corpus.files, "files (or datasets), or a corpus that comes with nmt: numbers, copy"
     )
-    src_lang: str = option("src", "source language code; names fields of datasets")
+    src_lang: str = option(
+        "src", "source language code; also the name of the source field of a dataset"
+    )
     tgt_lang: str = option("tgt", "target language code; also chooses BLEU's tokenizer")
     train: SplitConfig = option(SplitConfig, "training pairs")
     corpora: dict[str, CorpusConfig] = option(dict, "several named training corpora, by name")
@@ -257,7 +260,7 @@ class DataConfig(Settings):
         if self.corpora:
             text_keys.append("data.corpora")
         if self.corpus is not Corpus.files:
-            problem = f"includes its text; leave out {', '.join(text_keys)}, or set data=files"
+            problem = f"comes with its text; leave out {', '.join(text_keys)}, or set data=files"
             self.require(not text_keys, "corpus", problem)
         self._check_tags()
 

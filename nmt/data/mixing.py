@@ -64,7 +64,11 @@ class Mix:
         return counts
 
     def draw_rows(self, seed: int, epoch: int, pool_index: int = 0, num_pools: int = 1) -> Rows:
-        """Return the pairs of one of the equal pools of an epoch, in no particular order."""
+        """Return the row numbers of the pairs of an epoch, in no particular order.
+
+        `num_pools` divides the epoch into equal pools, which are prepared one after the other;
+        only the rows of the pool `pool_index` are returned.
+        """
         selected = []
         for corpus_index, num_pairs in enumerate(self.count_pairs(epoch)):
             corpus = self.corpora[corpus_index]
@@ -83,7 +87,7 @@ class Mix:
         return np.concatenate(selected)
 
     def sample_rows(self, max_pairs: int) -> Rows:
-        """Return about `max_pairs` evenly spaced pairs of the corpora that epochs draw from."""
+        """Return the rows of about `max_pairs` pairs, evenly spaced in the drawn corpora."""
         num_pairs = sum(corpus.num_pairs for corpus in self.drawn_corpora)
         step = math.ceil(num_pairs / max_pairs)
         selected = [np.arange(corpus.start, corpus.end, step) for corpus in self.drawn_corpora]
@@ -150,21 +154,22 @@ def make_mix(
 
 
 def _draw_from_pass(num_pairs: int, start: int, end: int, seed: np.random.SeedSequence) -> Rows:
-    """Return the pairs from position `start` up to `end` of one pass over a corpus.
+    """Return the rows at the positions from `start` up to `end` of one pass over a corpus.
 
     A pass visits the blocks of the corpus in an order drawn with `seed`. The pairs of a whole pass
-    are returned in ascending order, since callers shuffle them anyway.
+    are in ascending order, since callers shuffle them anyway.
     """
     if end - start == num_pairs:
         return np.arange(num_pairs)
     block_size = math.ceil(num_pairs / _MAX_BLOCKS)
     num_blocks = math.ceil(num_pairs / block_size)
     blocks = np.random.default_rng(seed).permutation(num_blocks)  # in the order of the pass
-    # The last block of the corpus may lack some pairs. Positions after this block in the pass are
-    # shifted by the number of missing pairs, as if all blocks had the same size.
+    # The last block of the corpus may be shorter than the others. The division by `block_size`
+    # below needs blocks of one size, so positions after the short block skip the missing pairs.
     num_missing = num_blocks * block_size - num_pairs
-    [short_block] = np.flatnonzero(blocks == num_blocks - 1).tolist()
-    short_block_end = (short_block + 1) * block_size - num_missing
+    # the place of the short block in the order of the pass, and the position of its end
+    [short_block_index] = np.flatnonzero(blocks == num_blocks - 1).tolist()
+    short_block_end = (short_block_index + 1) * block_size - num_missing
     positions = np.arange(start, end)  # (end - start,)
     positions[positions >= short_block_end] += num_missing
     block_starts = blocks[positions // block_size] * block_size

@@ -97,9 +97,8 @@ class TokenNoise:
         drop_draws = draws[0, : len(ids)]
         mask_draws = draws[1, : len(ids)]
         move_draws = draws[2, : len(ids)]
-        is_fixed = (ids == self.src_separator_id) | self._mark_hints(
-            ids
-        )  # (T,), tokens without noise
+        is_separator = ids == self.src_separator_id
+        is_fixed = is_separator | self._mark_hints(ids)  # (T,), tokens without noise
         is_kept = self._choose_kept_tokens(is_fixed, drop_draws)
         kept_ids = ids[is_kept]  # (K,), as all arrays from here
         is_fixed = is_fixed[is_kept]
@@ -109,13 +108,15 @@ class TokenNoise:
         return kept_ids[order]
 
     def _mark_hints(self, ids: Any) -> Any:
-        """Return a mask (T,) of the symbols of hints and of the target words of hints."""
+        """Return a mask (T,) of the symbols of hints and of the target words of hints.
+
+        A hint is SOURCE, the source words, TARGET, the target words, DONE.
+        """
         source_id, target_id, done_id = self.hint_ids
-        # (T,): number of symbols up to each position; between the two symbols, they differ
-        num_begun = (ids == target_id).cumsum()
+        num_begun = (ids == target_id).cumsum()  # (T,), number of TARGET up to each position
         num_done = (ids == done_id).cumsum()
-        is_target = num_begun > num_done
-        return is_target | (ids == source_id) | (ids == done_id)
+        is_in_target = num_begun > num_done  # includes the symbol TARGET
+        return is_in_target | (ids == source_id) | (ids == done_id)
 
     def _choose_kept_tokens(self, is_fixed: Any, drop_draws: Floats) -> Any:
         """Return a mask (T,) of the tokens to keep: the fixed ones, and some of the others.
@@ -134,11 +135,10 @@ class TokenNoise:
 def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Fixed
-    tokens divide the text into segments, which tokens do not leave: each segment adds the limit of
-    the noise to the sort keys of all later tokens.
+    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Tokens
+    do not move past a fixed token: the keys after it are larger by the limit of the noise.
     """
-    # for example 0 for the first line, 1 for the separator after it and 2 for the second line
+    # with a separator between two lines: 0 in the first line, 1 at the separator, 2 in the second
     segment_indices = 2 * is_fixed.cumsum() - is_fixed
     noise_limit = max_distance + 1
     sort_keys = np.arange(len(draws)) + (draws + segment_indices) * noise_limit
@@ -285,8 +285,7 @@ class WordSegmenter:
         last_probabilities: dict[int, list[float]] = {}  # probabilities of these starts
         for end in range(1, len(text) + 1):
             starts = []
-            # for each start, log of the sum of the weights of segmentations ending with this piece
-            log_weights = []
+            log_weights = []  # for each start, of all segmentations whose last piece starts there
             for start in range(max(0, end - self.max_piece_length), end):
                 piece = text[start:end]
                 if start in log_sums and piece in self.scores:

@@ -27,8 +27,8 @@ from nmt.model.positions import (
 )
 
 AttentionWeights = dict[nn.Module, Tensor | None]
-"""Attention weights (B, H, T, S), before dropout. The caller sets the keys: the modules
-`MultiHeadAttention` whose weights it needs. A forward pass sets the values.
+"""Attention weights (B, H, T, S), before dropout, by `MultiHeadAttention` module. The caller adds
+the modules whose weights it needs, with None. A forward pass replaces None by the weights.
 """
 
 
@@ -87,9 +87,9 @@ class PaddedContext:
 
 
 def as_context(mask: Tensor | AttentionContext, ids: Tensor) -> AttentionContext:
-    """Return the context of a boolean mask and of queries `ids` (B, T).
+    """Return the `AttentionContext` of a boolean mask for the queries `ids` (B, T).
 
-    Returns a context unchanged.
+    If `mask` already is an `AttentionContext`, returns it unchanged.
     """
     if not isinstance(mask, Tensor):
         return mask
@@ -167,9 +167,9 @@ class MultiHeadAttention(nn.Module):
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
     where head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
 
-    `in_projection` stacks the W_i^Q of all heads, then the W_i^K, then the W_i^V. Only
-    self-attention has a positional encoding and a norm of queries and keys (Dehghani et al., 2023,
-    section 2, here an RMS norm).
+    `in_projection` stacks the W_i^Q of all heads, then the W_i^K, then the W_i^V.
+    Self-attention may have a positional encoding, and an RMS norm of queries and keys (QK norm:
+    Dehghani et al., 2023, section 2). Attention to the memory of the encoder has neither.
     """
 
     def __init__(self, config: ModelConfig, *, is_self: bool) -> None:

@@ -38,7 +38,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def describe_folder_problem(folder: Path, otherwise: str) -> str:
-    """Say for an error message that a folder is a file or does not exist, or else `otherwise`."""
+    """Return a phrase for an error message: "is a file" or "does not exist".
+
+    For a folder that exists, returns `otherwise`.
+    """
     if folder.is_dir():
         return otherwise
     return "is a file" if folder.exists() else "does not exist"
@@ -48,7 +51,7 @@ def describe_folder_problem(folder: Path, otherwise: str) -> str:
 def disk_errors(name: object, advice: str) -> Iterator[None]:
     """Turn an `OSError` of the `with` block into an `NmtError` with `name` and `advice`.
 
-    The message says that `name` cannot be written, so the block must not use other files.
+    The block must write only to `name`, since the message says that `name` cannot be written.
     """
     try:
         yield
@@ -118,6 +121,7 @@ def _exchange(new_folder: Path, folder: Path) -> None:
     if _exchange_in_one_step(new_folder, folder):
         return
     old_folder = _temporary_name(folder, "old")
+    # three renames, in which `old_folder` is the free name that a swap needs
     os.rename(folder, old_folder)
     os.rename(new_folder, folder)
     os.rename(old_folder, new_folder)

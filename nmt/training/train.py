@@ -167,7 +167,7 @@ class Trainer:
             start=state.epoch_position,
             augment=self.run.augmenter_at(state.num_updates),
         )
-        # after a `return`, wait for the thread, which may take seconds to prepare an update
+        # if the loop ends early, wait for the thread, which may still be preparing an update
         for plan, batches in prefetch(updates, join_seconds=60):
             result = self.train_update(plan, batches)
             self._advance(result, sampler, len(epoch_plan))
@@ -271,8 +271,8 @@ class Trainer:
         if is_validation_due or self.is_due(config.checkpoint_every_updates):
             self.save()  # before validation, so that a failure there loses nothing
         # After a signal, this process may be killed soon. The resumed run validates instead.
-        leaves_validation = self.is_stopped and not self.is_complete()
-        if is_validation_due and not leaves_validation:
+        will_stop = self.is_stopped and not self.is_complete()
+        if is_validation_due and not will_stop:
             self.validate()
 
     def is_due(self, every_updates: int) -> bool:

@@ -79,7 +79,7 @@ class JobState:
 
     lines: int = 0  # number of translated input lines
     bytes: int = 0  # size of the output of these lines
-    sha256: str = ""  # hash of the lines and their prefixes, see `Window.sha256`
+    sha256: str = ""  # hash of these lines and their prefixes (`Window.sha256`)
     counts: LineCounts = field(default_factory=LineCounts)
 
 
@@ -112,7 +112,7 @@ class PartialFile:
         difference = self._load_state()
         if difference:
             log.warning(
-                "%s is of another job (%s); starting over without its %d lines",
+                "%s is from another job (%s differs); starting over without its %d lines",
                 self.path,
                 difference,
                 self.state.lines,
@@ -161,8 +161,8 @@ class PartialFile:
     def append(self, data: bytes, counts: LineCounts, window: Window) -> None:
         """Add the output of `window`."""
         with self._disk_errors():
-            # The file has no buffer: on a full disk, closing it would try to flush again and fail.
-            # `write` may therefore write only a part.
+            # The file is unbuffered, since closing a buffered file on a full disk fails once more.
+            # Without a buffer, `write` may write only a part.
             unwritten = memoryview(data)
             while unwritten:
                 num_written = self._stream.write(unwritten)
@@ -206,8 +206,9 @@ class PartialFile:
         try:
             if fcntl is not None:
                 fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            opened = os.fstat(self._stream.fileno())
-            return os.path.samestat(opened, self.path.stat())
+            opened_file = os.fstat(self._stream.fileno())
+            named_file = self.path.stat()  # another file, if the opened one was renamed
+            return os.path.samestat(opened_file, named_file)
         except (BlockingIOError, FileNotFoundError):  # locked, or renamed
             return False
 
@@ -226,8 +227,9 @@ class PartialFile:
             return "its state, which is damaged"
         if self.path.stat().st_size < self.state.bytes:
             return "its size"
-        keys = job | self._job
-        return ", ".join(key for key in keys if job.get(key) != self._job.get(key))
+        all_keys = [*job, *(key for key in self._job if key not in job)]
+        changed_keys = [key for key in all_keys if job.get(key) != self._job.get(key)]
+        return ", ".join(changed_keys)
 
     def _save(self) -> None:
         """Save the state, after the lines that it counts are safe on disk."""
