@@ -50,12 +50,14 @@ _KIND_OF_TAG = {
     XmlKind.CLOSING: TokenKind.CLOSING,
     XmlKind.EMPTY: TokenKind.ATOM,
 }
+# an attribute for the spell checker with its value, such as ` lang="en-US"`
 _SPELLING_ATTRIBUTE = re.compile(
     r"""\s(lang|altLang|dirty|err|smtClean|noProof)=("[^"]*"|'[^']*')"""
 )
-_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # the number is an index of `XmlPart.inner_parts`
-# Text boxes put paragraphs into paragraphs. Paragraphs that are nested more deeply are not
-# translated.
+# stands for a text box in a paragraph; the number is an index of `XmlPart.inner_parts`
+_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")
+# A paragraph may contain a text box with paragraphs. Those in more text boxes than this, one in the
+# other, are not translated.
 _MAX_DEPTH = 8
 
 
@@ -65,7 +67,7 @@ class XmlPart:
 
     texts: list[SourceText] = field(default_factory=list)
     inner_parts: list[XmlPart] = field(default_factory=list)
-    """The content of text boxes. In the paragraph around it, a `_MARKER` takes its place."""
+    """The content of text boxes. `texts` has a `_MARKER` instead of each of them."""
 
     def list_texts(self) -> list[SourceText]:
         """Return all texts."""
@@ -77,11 +79,13 @@ class XmlPart:
     def join(self, translations: Iterator[str]) -> str:
         """Return the translated file.
 
-        Takes one of `translations` for each text of `list_texts`, in the same order.
+        Takes one of `translations` for each text of `list_texts`, in the same order: first those of
+        `texts`, then those of each inner part.
         """
-        outer_text = "".join(islice(translations, len(self.texts)))
+        translated_texts = list(islice(translations, len(self.texts)))
         inner_texts = [text_box.join(translations) for text_box in self.inner_parts]
-        return _MARKER.sub(lambda marker: inner_texts[int(marker[1])], outer_text)
+        file_with_markers = "".join(translated_texts)
+        return _MARKER.sub(lambda marker: inner_texts[int(marker[1])], file_with_markers)
 
 
 def read_office_part(text: str, options: ReadOptions) -> XmlPart:
@@ -113,11 +117,12 @@ class _PartReader:
             if read_inline is None:
                 markup.append(token.raw)
                 continue
-            paragraph = take_element(token, tokens)
-            markup.append(token.raw)
+            opening, *content, closing = take_element(token, tokens)
+            markup.append(opening.raw)
+            texts = read_inline(content)  # also adds the text boxes of the paragraph to `_part`
             self._part.texts.append(make_untranslated("".join(markup)))
-            self._part.texts += read_inline(paragraph[1:-1])
-            markup = [paragraph[-1].raw]
+            self._part.texts += texts
+            markup = [closing.raw]
         self._part.texts.append(make_untranslated("".join(markup)))
         return self._part
 
@@ -131,16 +136,16 @@ class _PartReader:
             return self._read_spans
         return None
 
-    def read_element(self, tokens: Sequence[XmlToken]) -> str:
-        """Return the source of an element without paragraphs.
+    def store_text_box(self, tokens: Sequence[XmlToken]) -> str:
+        """Replace an element by a marker if it has paragraphs, as text boxes have.
 
-        The paragraphs of another element become an inner part, and the marker of this part is
-        returned.
+        The paragraphs become an inner part. Returns the marker, or else the source of the element.
         """
         if not any(token.name in ("p", "h") for token in tokens):
             return join_raw(tokens)
         inner_part = _PartReader(self._options, self._depth + 1).read(iter(tokens))
-        if len(inner_part.texts) == 1:  # only markup, without a paragraph to translate
+        has_paragraphs = len(inner_part.texts) > 1  # otherwise, the only text is markup
+        if not has_paragraphs:
             return join_raw(tokens)
         self._part.inner_parts.append(inner_part)
         return f"<?nmt-text {len(self._part.inner_parts) - 1}?>"
@@ -153,7 +158,7 @@ class _PartReader:
             if is_separator:
                 texts.append(make_untranslated("".join(item.raw for item in group)))
             else:
-                texts.append(_build_run_text(list(group), self._options))
+                texts.append(_join_runs(list(group), self._options))
         return texts
 
     def _read_spans(self, tokens: Sequence[XmlToken]) -> list[SourceText]:
@@ -178,7 +183,7 @@ class _PartReader:
             # page breaks and marks of CDATA are dropped: they apply to the source only
             elif not is_cdata_mark(token) and token.name != "soft-page-break":
                 end = find_end(tokens, index)
-                raw = self.read_element(tokens[index:end])
+                raw = self.store_text_box(tokens[index:end])
                 inline_tokens.append(Token(TokenKind.ATOM, raw))
             index = end
         text = parse_tokens(inline_tokens, split_sentences=self._options.split_sentences)
@@ -186,22 +191,24 @@ class _PartReader:
 
 
 class _Item(NamedTuple):
-    """A part of an OOXML paragraph."""
+    """A text of an OOXML paragraph, or a tag, or an element that is not translated."""
 
-    kind: TokenKind
-    raw: str  # the source; if the item is a text, it is escaped and has no tags of its run
-    name: str = ""  # name of an element that contains text
-    run: _Run | None = None  # the run of a text
-    field_mark: str = ""  # the role of the item in a field; see `_field_mark`
+    kind: TokenKind  # an ATOM stays within its sentence, and a BOUNDARY separates texts
+    raw: str  # source of a tag or element; escaped characters of a text, without its run
+    name: str = ""  # name of the element of a tag
+    run_tags: _RunTags | None = None  # tags around a text
+    field_mark: str = ""  # role of the item in a field; see `_field_mark`
 
     @property
-    def markup(self) -> str:
-        """The source of the item in the paragraph. A text gets the tags of its run."""
-        return self.raw if self.run is None else self.run.opening + self.raw + self.run.closing
+    def source(self) -> str:
+        """The source of the item: `raw`, between the tags of its run if it is a text."""
+        if self.run_tags is None:
+            return self.raw
+        return self.run_tags.opening + self.raw + self.run_tags.closing
 
 
-class _Run(NamedTuple):
-    """The tags before and after the text of a run."""
+class _RunTags(NamedTuple):
+    """The tags before and after the text of a run, with its formatting."""
 
     opening: str
     closing: str
@@ -227,21 +234,22 @@ class _RunReader:
                 end = self._find_tag_end(index)
                 raw = join_raw(self._tokens[index:end])
                 yield _Item(_KIND_OF_TAG[token.kind], raw, token.name)
+            # `_find_tag_end` has passed <sdtContent>, so this is </sdtContent>
             elif is_run_markup and token.name == "sdtContent":
-                end = self._find_tag_end(index)  # includes </sdt>
+                end = self._find_tag_end(index)  # after </sdt>
                 yield _Item(TokenKind.CLOSING, join_raw(self._tokens[index:end]), "sdt")
             elif token.name in ("pPr", "endParaRPr", "br"):
                 yield _Item(TokenKind.BOUNDARY, join_raw(self._tokens[index:end]))
-            # white space and comments between runs, which have no name, are dropped
+            # tokens without a name are white space and comments between runs, and are dropped
             elif token.name and token.name not in _DROPPED:
-                raw = self._part_reader.read_element(self._tokens[index:end])
+                raw = self._part_reader.store_text_box(self._tokens[index:end])
                 yield _Item(TokenKind.ATOM, raw)
             index = end
 
     def _is_container(self, start: int, end: int) -> bool:
         """Return whether a tag begins or ends an element around runs.
 
-        `sdt`, a content control, is such an element only if it has `<sdtContent>`.
+        An `sdt` element, a content control, has runs only in a child `<sdtContent>`.
         """
         name = self._tokens[start].name
         if name != "sdt":
@@ -286,12 +294,14 @@ class _RunReader:
             if token.name == "rPr":
                 properties = _read_properties(child)
             elif token.name == "t":
-                text = "".join(token.text for token in child)
-                yield _Item(TokenKind.TEXT, escape(text), run=_make_run(opening, properties))
+                text = "".join(child_token.text for child_token in child)
+                run_tags = _make_run_tags(opening, properties)
+                yield _Item(TokenKind.TEXT, escape(text), run_tags=run_tags)
             elif token.name == "noBreakHyphen":
-                yield _Item(TokenKind.TEXT, "\u2011", run=_make_run(opening, properties))
+                run_tags = _make_run_tags(opening, properties)
+                yield _Item(TokenKind.TEXT, "\u2011", run_tags=run_tags)
             elif token.name and token.name not in _DROPPED:
-                raw = opening.raw + properties + self._part_reader.read_element(child) + closing
+                raw = opening.raw + properties + self._part_reader.store_text_box(child) + closing
                 kind = TokenKind.BOUNDARY if token.name in _SEPARATORS else TokenKind.ATOM
                 yield _Item(kind, raw, field_mark=_field_mark(child))
 
@@ -300,24 +310,34 @@ def _read_properties(element: Sequence[XmlToken]) -> str:
     """Return the formatting of a run without notes of the spell checker, or an empty text."""
     raw_tokens = [token.raw for token in element if token.name not in ("lang", "noProof")]
     raw_tokens[0] = _SPELLING_ATTRIBUTE.sub("", raw_tokens[0])
+    # an attribute begins after a space, such as ` sz="24"`
     has_attributes = re.search(r"\s\w", raw_tokens[0]) is not None
     if len(raw_tokens) <= 2 and not has_attributes:  # only the tags of the element
         return ""
     return "".join(raw_tokens)
 
 
-def _make_run(opening: XmlToken, properties: str) -> _Run:
-    """Return the tags of a run. Leaves out revision numbers, so that equal runs have equal tags."""
+def _make_run_tags(opening: XmlToken, properties: str) -> _RunTags:
+    """Return the tags of a run, such as `<w:r><w:t xml:space="preserve">` and `</w:t></w:r>`.
+
+    Leaves out revision numbers, so that runs with equal formatting have equal tags.
+    """
     prefix = opening.prefix
     space = ' xml:space="preserve"' if opening.namespace in _WORD_NAMESPACES else ""
-    return _Run(f"<{prefix}r>{properties}<{prefix}t{space}>", f"</{prefix}t></{prefix}r>")
+    return _RunTags(f"<{prefix}r>{properties}<{prefix}t{space}>", f"</{prefix}t></{prefix}r>")
 
 
 def _field_mark(element: Sequence[XmlToken]) -> str:
     """Return the role of an element of a run in a field.
 
-    The roles are, in the order of a field: "begin"; "link" or "instruction" for its code;
-    "separate" before its result, if it has one; and "end". Other elements have the role "".
+    A field has these roles, in this order:
+
+    - "begin"
+    - "link" or "instruction": its code
+    - "separate": precedes its result, if it has one
+    - "end"
+
+    Other elements have the role "".
     """
     if element[0].name == "fldChar":
         return element[0].attributes.get("fldCharType", "")
@@ -331,7 +351,8 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
     """Join the items of each field.
 
     A link becomes an element around its text. Any other field becomes one item, whose result is not
-    translated. A field that begins or ends in another paragraph separates texts.
+    translated. If a field begins or ends in another paragraph, its marks in this paragraph separate
+    texts.
     """
     grouped: list[_Item] = []
     starts: list[int] = []  # indices in `grouped` at which the open fields begin
@@ -341,7 +362,10 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
             starts.append(len(grouped) - 1)
         elif item.field_mark == "end" and starts:
             start = starts.pop()
-            grouped[start:] = _join_field(grouped[start:])
+            field_items = grouped[start:]
+            del grouped[start:]
+            grouped += _join_field(field_items)
+    # the marks that are left belong to fields that begin or end in another paragraph
     for index, item in enumerate(grouped):
         if item.field_mark:
             grouped[index] = item._replace(kind=TokenKind.BOUNDARY)
@@ -353,38 +377,42 @@ def _join_field(items: Sequence[_Item]) -> list[_Item]:
     marks = [item.field_mark for item in items]
     if "link" in marks and "separate" in marks:
         separator = marks.index("separate")
-        code = "".join(item.markup for item in items[: separator + 1])
+        code = "".join(item.source for item in items[: separator + 1])
         opening = _Item(TokenKind.OPENING, code, "field")
-        closing = _Item(TokenKind.CLOSING, items[-1].markup, "field")
+        closing = _Item(TokenKind.CLOSING, items[-1].source, "field")
         return [opening, *items[separator + 1 : -1], closing]
-    return [_Item(TokenKind.ATOM, "".join(item.markup for item in items))]
+    return [_Item(TokenKind.ATOM, "".join(item.source for item in items))]
 
 
-def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
-    """Return the text of neighboring runs."""
-    lengths: Counter[_Run] = Counter()  # number of characters with the formatting of a run
+def _join_runs(items: Sequence[_Item], options: ReadOptions) -> SourceText:
+    """Make one text of the runs between two boundaries.
+
+    The most frequent formatting counts as plain. The whole text gets the tags of a plain run. These
+    are closed before other markup and opened again after it.
+    """
+    lengths: Counter[_RunTags] = Counter()  # number of characters with each formatting
     for item in items:
-        if item.run is not None:
-            lengths[item.run] += len(item.raw.strip())
+        if item.run_tags is not None:
+            lengths[item.run_tags] += len(item.raw.strip())
     if not any(lengths.values()):
-        return make_untranslated("".join(item.markup for item in items))
-    plain_run = lengths.most_common(1)[0][0]
+        return make_untranslated("".join(item.source for item in items))
+    [(plain, _)] = lengths.most_common(1)
     tokens: list[Token] = []
-    for run, group in groupby(items, lambda item: item.run):
+    for run_tags, group in groupby(items, lambda item: item.run_tags):
         members = list(group)
         raw = "".join(item.raw for item in members)
-        if run is None:
+        if run_tags is None:
             for item in members:  # markup between two runs
-                markup = plain_run.closing + item.raw + plain_run.opening
+                markup = plain.closing + item.raw + plain.opening
                 tokens.append(Token(item.kind, markup, item.name))
-        elif run == plain_run or not raw.strip():  # white space needs no formatting of its own
+        elif run_tags == plain or not raw.strip():  # white space needs no formatting of its own
             tokens.append(Token(TokenKind.TEXT, raw))
         else:
-            tokens.append(Token(TokenKind.OPENING, plain_run.closing + run.opening, "r"))
+            tokens.append(Token(TokenKind.OPENING, plain.closing + run_tags.opening, "r"))
             tokens.append(Token(TokenKind.TEXT, raw))
-            tokens.append(Token(TokenKind.CLOSING, run.closing + plain_run.opening, "r"))
+            tokens.append(Token(TokenKind.CLOSING, run_tags.closing + plain.opening, "r"))
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
-    contents = [plain_run.opening, *text.contents, plain_run.closing]
+    contents = [plain.opening, *text.contents, plain.closing]
     # Two tags without text between them leave an empty run, such as <w:r><w:t></w:t></w:r>.
-    empty_runs = [run.opening + run.closing for run in lengths]
+    empty_runs = [run_tags.opening + run_tags.closing for run_tags in lengths]
     return XmlText(MarkupText(contents), removed=empty_runs)
