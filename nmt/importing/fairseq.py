@@ -55,24 +55,24 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
         tensors.drop(f"{stack}.version")
         tensors.drop(f"{stack}.embed_positions._float_tensor")
     must_tie_output = settings.get_bool("share_decoder_input_output_embed", False)
-    embedding_sizes = drop_tied_copies(tensors, must_tie_output=must_tie_output)
-    model = _convert_architecture(settings, has_tied_output=embedding_sizes.has_tied_output)
+    embeddings = drop_tied_copies(tensors, must_tie_output=must_tie_output)
+    model = _convert_architecture(settings, has_tied_output=embeddings.has_tied_output)
     folder = path.parent
     # The checkpoint's languages come first here: the files `dict.LANG.txt` are named after them. In
     # the imported model, the user's settings come first: they may name the languages differently.
     dict_src_lang = settings.get_text("source_lang") or config.src_lang
     dict_tgt_lang = settings.get_text("target_lang") or config.tgt_lang
-    src_pieces = _read_pieces(folder, dict_src_lang, embedding_sizes.num_src_rows)
-    tgt_pieces = _read_pieces(folder, dict_tgt_lang, embedding_sizes.vocab_size)
+    src_pieces = _read_pieces(folder, dict_src_lang, embeddings.num_src_rows)
+    tgt_pieces = _read_pieces(folder, dict_tgt_lang, embeddings.vocab_size)
     src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
             SideVocabulary(src_spm, src_pieces, _SPECIAL_IDS),
             SideVocabulary(tgt_spm, tgt_pieces, _SPECIAL_IDS),
-            shares_embedding=embedding_sizes.shares_embedding,
+            shares_embedding=embeddings.shares_embedding,
         ),
-        weights=make_state_dict(tensors, model, embedding_sizes),
+        weights=make_state_dict(tensors, model, embeddings),
         search=SearchConfig(),
         src_lang=config.src_lang or dict_src_lang,
         tgt_lang=config.tgt_lang or dict_tgt_lang,

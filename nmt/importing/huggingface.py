@@ -30,7 +30,7 @@ from nmt.importing.piece_ids import (
 )
 from nmt.importing.settings import ImportedModel, Settings, read_json
 from nmt.importing.weights import (
-    EmbeddingSizes,
+    EmbeddingLayout,
     TensorFile,
     Weights,
     drop_tied_copies,
@@ -78,23 +78,23 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     tensors = TensorFile(folder, _load_weights(folder))
     tensors.rename([(r"^model\.", ""), (r"^lm_head\.weight$", "output.weight")])
     must_tie_output = settings.get_bool("tie_word_embeddings", True)
-    sizes = drop_tied_copies(tensors, must_tie_output=must_tie_output)
-    model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
+    embeddings = drop_tied_copies(tensors, must_tie_output=must_tie_output)
+    model = _convert_architecture(settings, tensors, has_tied_output=embeddings.has_tied_output)
     tokenizer_settings = Settings(folder, {})
     if (folder / "tokenizer_config.json").exists():
         tokenizer_settings = Settings.read(folder / "tokenizer_config.json")
     src_lang = config.src_lang or _find_text(tokenizer_settings, "src_lang", "source_lang")
     tgt_lang = config.tgt_lang or _find_text(tokenizer_settings, "tgt_lang", "target_lang")
     src, tgt = _read_vocabularies(
-        settings, tokenizer_settings, sizes, config, src_lang=src_lang, tgt_lang=tgt_lang
+        settings, tokenizer_settings, embeddings, config, src_lang=src_lang, tgt_lang=tgt_lang
     )
     generation_settings = settings  # old folders have them in `config.json`
     if (folder / "generation_config.json").exists():
         generation_settings = Settings.read(folder / "generation_config.json")
     return ImportedModel(
         model=model,
-        tokenizers=make_tokenizers(src, tgt, shares_embedding=sizes.shares_embedding),
-        weights=make_state_dict(tensors, model, sizes),
+        tokenizers=make_tokenizers(src, tgt, shares_embedding=embeddings.shares_embedding),
+        weights=make_state_dict(tensors, model, embeddings),
         search=_convert_generation(generation_settings, tgt),
         src_lang=src_lang,
         tgt_lang=tgt_lang,
@@ -120,7 +120,7 @@ def _read_settings(folder: Path) -> Settings:
 def _read_vocabularies(
     settings: Settings,
     tokenizer_settings: Settings,
-    sizes: EmbeddingSizes,
+    embeddings: EmbeddingLayout,
     config: ImportConfig,
     *,
     src_lang: str | None,
@@ -134,7 +134,7 @@ def _read_vocabularies(
         and tokenizer_settings.get("tokenizer_class") != "MarianTokenizer"
     )
     src_pieces, tgt_pieces = _read_pieces(
-        folder, tokenizer_settings, sizes, has_languages=has_languages
+        folder, tokenizer_settings, embeddings, has_languages=has_languages
     )
     id_of_piece = {piece: i for i, piece in enumerate(tgt_pieces)}
     unk_piece = tokenizer_settings.get_text("unk_token") or "<unk>"
@@ -211,7 +211,7 @@ def _convert_architecture(
     positions, position_offset = _find_positions(settings, tensors, d_model)
     for table in (*_POSITION_TABLES, *_OLD_POSITION_TABLES):
         tensors.drop(table)
-    tensors.rename_output_bias("final_logits_bias")
+    tensors.keep_nonzero_output_bias("final_logits_bias")
     scales_by_default = settings.get("model_type") == "m2m_100"
     return settings.make_model_config(
         num_encoder_layers=settings.get_int("encoder_layers"),
@@ -263,7 +263,7 @@ def _list_possible_positions(
 
 
 def _read_pieces(
-    folder: Path, tokenizer_settings: Settings, sizes: EmbeddingSizes, *, has_languages: bool
+    folder: Path, tokenizer_settings: Settings, embeddings: EmbeddingLayout, *, has_languages: bool
 ) -> tuple[list[str], list[str]]:
     """Return the pieces of source and target from the tokenizer's files.
 
@@ -272,17 +272,17 @@ def _read_pieces(
     src_path = folder / "vocab.json"
     if tokenizer_settings.get_bool("separate_vocabs", False):
         tgt_path = folder / "target_vocab.json"
-        src_pieces = sort_pieces(src_path, read_json(src_path).items(), sizes.num_src_rows)
-        tgt_pieces = sort_pieces(tgt_path, read_json(tgt_path).items(), sizes.vocab_size)
+        src_pieces = sort_pieces(src_path, read_json(src_path).items(), embeddings.num_src_rows)
+        tgt_pieces = sort_pieces(tgt_path, read_json(tgt_path).items(), embeddings.vocab_size)
         return src_pieces, tgt_pieces
-    if sizes.num_src_rows != sizes.vocab_size:
+    if embeddings.num_src_rows != embeddings.vocab_size:
         raise ModelError(f"{folder} has embeddings of two sizes and one vocabulary")
     if src_path.exists():
         pieces_and_ids = _read_vocabulary(src_path, tokenizer_settings, has_languages=has_languages)
     else:
         src_path = folder / "tokenizer.json"
         pieces_and_ids = _read_fast_tokenizer(src_path)
-    pieces = sort_pieces(src_path, pieces_and_ids, sizes.vocab_size)
+    pieces = sort_pieces(src_path, pieces_and_ids, embeddings.vocab_size)
     return pieces, pieces
 
 

@@ -35,7 +35,7 @@ from nmt.importing.piece_ids import (
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import (
-    EmbeddingSizes,
+    EmbeddingLayout,
     Rule,
     TensorFile,
     drop_tied_copies,
@@ -126,19 +126,19 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     settings = Settings(path, _parse_settings(path, settings_text))
     tensors = TensorFile(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
     tensors.rename([*_NEW_RULES, *_RULES])
-    tensors.rename_output_bias("decoder_ff_logit_out_b")
-    sizes = _add_padding(tensors, drop_tied_copies(tensors, must_tie_output=False))
+    tensors.keep_nonzero_output_bias("decoder_ff_logit_out_b")
+    embeddings = _add_padding(tensors, drop_tied_copies(tensors))
     spm_paths = find_spm(folder, config, _SPM_NAMES)
     src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)
-    model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
+    model = _convert_architecture(settings, tensors, has_tied_output=embeddings.has_tied_output)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            _make_side_vocabulary(spm_paths[0], src_vocabulary, sizes.num_src_rows),
-            _make_side_vocabulary(spm_paths[1], tgt_vocabulary, sizes.vocab_size),
-            shares_embedding=sizes.shares_embedding,
+            _make_side_vocabulary(spm_paths[0], src_vocabulary, embeddings.num_src_rows),
+            _make_side_vocabulary(spm_paths[1], tgt_vocabulary, embeddings.vocab_size),
+            shares_embedding=embeddings.shares_embedding,
         ),
-        weights=make_state_dict(tensors, model, sizes),
+        weights=make_state_dict(tensors, model, embeddings),
         search=decoder_settings.make_search_config(  # Marian normalizes by length^normalize
             beam_size_name="beam-size", exponent_name="normalize", default_exponent=0.0
         ),
@@ -246,23 +246,23 @@ def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     return tensor.T.contiguous()
 
 
-def _add_padding(tensors: TensorFile, sizes: EmbeddingSizes) -> EmbeddingSizes:
+def _add_padding(tensors: TensorFile, embeddings: EmbeddingLayout) -> EmbeddingLayout:
     """Add a row for padding to embeddings, output layer and output bias. Returns the new sizes."""
     matrix_names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight")
     for name in matrix_names:  # those that `drop_tied_copies` has not dropped
         if name in tensors:
             tensors.add(name, F.pad(tensors.get_matrix(name), (0, 0, 0, 1)))  # (V + 1, D)
-    bias = torch.zeros(sizes.vocab_size)
+    bias = torch.zeros(embeddings.vocab_size)
     if "output.bias" in tensors:
-        bias = tensors.take("output.bias", sizes.vocab_size)
+        bias = tensors.take("output.bias", embeddings.vocab_size)
     tensors.add("output.bias", F.pad(bias, (0, 1), value=_PADDING_BIAS))
-    src_vocab_size = sizes.src_vocab_size
+    src_vocab_size = embeddings.src_vocab_size
     if src_vocab_size is not None:
         src_vocab_size += 1
-    return EmbeddingSizes(
-        vocab_size=sizes.vocab_size + 1,
+    return EmbeddingLayout(
+        vocab_size=embeddings.vocab_size + 1,
         src_vocab_size=src_vocab_size,
-        has_tied_output=sizes.has_tied_output,
+        has_tied_output=embeddings.has_tied_output,
     )
 
 

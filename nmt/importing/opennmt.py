@@ -67,9 +67,9 @@ _RULES: list[Rule] = [  # in this order, they give the names that `make_state_di
 def read(path: Path, config: ImportConfig) -> ImportedModel:
     """Read the model in a `.pt` file. `path` is this file or its folder.
 
-    The folder also has the SentencePiece models. Raises `ModelError` for an architecture that nmt
-    does not have, for a file with classes other than `argparse.Namespace`, and for files that do
-    not belong together.
+    The folder also has the SentencePiece models. Raises `ModelError` if nmt does not have the
+    architecture, if the file has Python objects other than `argparse.Namespace`, or if the
+    SentencePiece models do not fit the vocabularies in the file.
     """
     path = find_pt_file(path)
     checkpoint = load_pickle(path)
@@ -90,22 +90,27 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     tensors = TensorFile(path, weights)
     tensors.rename(_RULES)
     _add_missing_biases(tensors)
-    tensors.rename_output_bias("output.bias")  # keeps the name, and removes a bias of zeros
-    sizes = drop_tied_copies(tensors, must_tie_output=False)
-    model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
-    default_start = settings.get("decoder_start_token", "<s>")
-    start_piece = str(vocabularies.get("decoder_start_token", default_start))
+    tensors.keep_nonzero_output_bias("output.bias")
+    embeddings = drop_tied_copies(tensors)
+    model = _convert_architecture(settings, tensors, has_tied_output=embeddings.has_tied_output)
+    start_piece = settings.get("decoder_start_token", "<s>")
+    if "decoder_start_token" in vocabularies:  # this takes precedence over the option
+        start_piece = vocabularies["decoder_start_token"]
     src_vocabulary = vocabularies.get("src")
     tgt_vocabulary = vocabularies.get("tgt")
     src_spm, tgt_spm = find_spm(path.parent, config, _SPM_NAMES)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            _make_side_vocabulary(path, src_spm, src_vocabulary, sizes.num_src_rows, start_piece),
-            _make_side_vocabulary(path, tgt_spm, tgt_vocabulary, sizes.vocab_size, start_piece),
-            shares_embedding=sizes.shares_embedding,
+            _make_side_vocabulary(
+                path, src_spm, src_vocabulary, embeddings.num_src_rows, str(start_piece)
+            ),
+            _make_side_vocabulary(
+                path, tgt_spm, tgt_vocabulary, embeddings.vocab_size, str(start_piece)
+            ),
+            shares_embedding=embeddings.shares_embedding,
         ),
-        weights=make_state_dict(tensors, model, sizes),
+        weights=make_state_dict(tensors, model, embeddings),
         search=SearchConfig(),
         src_lang=config.src_lang,
         tgt_lang=config.tgt_lang,
@@ -129,7 +134,7 @@ def _make_side_vocabulary(
     `num_rows` is the size of its embedding. Decoding starts from `start_piece`.
     """
     if not isinstance(vocabulary, list):
-        raise ModelError(f"{path}: a vocabulary is missing or no list of pieces")
+        raise ModelError(f"{path}: a vocabulary is missing, or is not a list of pieces")
     pieces = sort_pieces(path, add_ids(map(str, vocabulary)), num_rows)
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
     pad_piece = "<blank>" if "<blank>" in id_of_piece else "<pad>"
@@ -165,9 +170,10 @@ def _convert_architecture(
     )
     settings.require_choice("self_attn_type", _ATTENTION_TYPES, "scaled-dot")
     positions = settings.get_choice("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
-    # version 3 has hidden_size, and older files have enc_rnn_size or rnn_size
-    old_d_model = settings.get("enc_rnn_size", settings.get("rnn_size"))
-    d_model = settings.get_int("hidden_size", old_d_model)
+    # the setting is hidden_size in version 3, and enc_rnn_size or rnn_size in older files
+    rnn_size = settings.get("rnn_size")
+    encoder_size = settings.get("enc_rnn_size", rnn_size)
+    d_model = settings.get_int("hidden_size", encoder_size)
     compute_table = partial(sinusoidal_positions, d_model=d_model, layout=positions)
     for stack in ("encoder", "decoder"):
         if tensors.differs_from_table(f"{stack}.pe", compute_table):

@@ -29,7 +29,7 @@ _POSITIONS_TOLERANCE = 2e-3  # allows for rounding errors of float16 and of larg
 
 
 @dataclass(frozen=True)
-class EmbeddingSizes:
+class EmbeddingLayout:
     """The sizes of the embeddings of a model, and which of them are shared."""
 
     vocab_size: int  # rows of the target's embedding
@@ -160,8 +160,8 @@ class TensorFile:
         largest_difference = (stored - expected).abs().max()
         return not bool(largest_difference <= _POSITIONS_TOLERANCE)  # `not <=` is true for NaN
 
-    def rename_output_bias(self, name: str) -> None:
-        """Rename the bias of the output layer, (V,) or (1, V), to `output.bias`.
+    def keep_nonzero_output_bias(self, name: str) -> None:
+        """Rename `name`, the bias of the output layer, (V,) or (1, V), to `output.bias`.
 
         Removes a bias of zeros, which many files store for architectures without this bias.
         """
@@ -179,7 +179,9 @@ class TensorFile:
             )
 
 
-def make_state_dict(tensors: TensorFile, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
+def make_state_dict(
+    tensors: TensorFile, config: ModelConfig, embeddings: EmbeddingLayout
+) -> Weights:
     """Take all tensors and return them as the state dict of our model.
 
     The tensors have the names of fairseq, such as `encoder.layers.0.self_attn.q_proj.weight`. Only
@@ -188,17 +190,17 @@ def make_state_dict(tensors: TensorFile, config: ModelConfig, sizes: EmbeddingSi
     """
     d_model = config.d_model
     state: Weights = {}
-    if sizes.src_vocab_size is not None:
+    if embeddings.src_vocab_size is not None:
         state["src_embedding.weight"] = tensors.take(
-            "encoder.embed_tokens.weight", sizes.src_vocab_size, d_model
+            "encoder.embed_tokens.weight", embeddings.src_vocab_size, d_model
         )
     state["embedding.weight"] = tensors.take(
-        "decoder.embed_tokens.weight", sizes.vocab_size, d_model
+        "decoder.embed_tokens.weight", embeddings.vocab_size, d_model
     )
     if not config.tied_output:
-        state["output_weight"] = tensors.take("output.weight", sizes.vocab_size, d_model)
+        state["output_weight"] = tensors.take("output.weight", embeddings.vocab_size, d_model)
     if config.output_bias:
-        state["output_bias"] = tensors.take("output.bias", sizes.vocab_size)
+        state["output_bias"] = tensors.take("output.bias", embeddings.vocab_size)
     for i in range(config.num_encoder_layers):
         state |= _take_layer(
             tensors, f"encoder_layers.{i}", f"encoder.layers.{i}", d_model, config.d_ff
@@ -300,8 +302,8 @@ def _take_weight_and_bias(
     }
 
 
-def drop_tied_copies(tensors: TensorFile, *, must_tie_output: bool) -> EmbeddingSizes:
-    """Remove copies of the target's embedding, and return the sizes of the embeddings.
+def drop_tied_copies(tensors: TensorFile, *, must_tie_output: bool = False) -> EmbeddingLayout:
+    """Remove copies of the target's embedding. Returns which embeddings remain.
 
     The embedding of the source or the output layer is such a copy if it has the same values. With
     `must_tie_output`, raises `ModelError` for an output layer with other values.
@@ -328,7 +330,7 @@ def drop_tied_copies(tensors: TensorFile, *, must_tie_output: bool) -> Embedding
     if tensors.are_equal(src_name, tgt_name):
         tensors.drop(src_name)
         src_vocab_size = None
-    return EmbeddingSizes(
+    return EmbeddingLayout(
         vocab_size=vocab_size, src_vocab_size=src_vocab_size, has_tied_output=has_tied_output
     )
 
