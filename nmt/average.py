@@ -1,4 +1,7 @@
-"""Checkpoint averaging: the mean of the weights of several checkpoints (paper, section 6.1)."""
+"""Checkpoint averaging: the mean of the weights of several checkpoints.
+
+The paper, Vaswani et al. (2017), averages the last checkpoints of a run (section 6.1).
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,8 @@ def average(folders: list[Path], output: Path) -> None:
         f"The mean of {len(folders)} checkpoints. Translate with `nmt-translate model_dir=FOLDER`, "
         "where FOLDER is this folder."
     )
-    # `render_card` needs an existing folder in the run: RUN/checkpoints; `output` is made later
-    card = render_card(folders[0].parent, newest_info, card_body)
+    checkpoints_folder = folders[0].parent  # `output` does not exist yet
+    card = render_card(checkpoints_folder, newest_info, card_body)
 
     def write_card(folder: Path) -> None:
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
@@ -103,7 +106,10 @@ def find_best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list
     folders = {parse_checkpoint_update(folder): folder for folder in list_checkpoints(run_dir)}
     checkpoints = [folders[update] for update in best_updates if update in folders]
     _require_enough(run_dir, len(checkpoints), count)
-    removed_updates = [str(update) for update in best_updates[:count] if update not in folders]
+    removed_updates = []
+    for update in best_updates[:count]:
+        if update not in folders:
+            removed_updates.append(str(update))
     if removed_updates:
         log.warning(
             "checkpoints %s, among the %d best, were removed; keep_best=%d would keep them",
@@ -128,6 +134,6 @@ def _require_enough(run_dir: Path, num_checkpoints: int, count: int) -> None:
     if num_checkpoints < count:
         raise ModelError(
             f"{run_dir} has {num_checkpoints} suitable checkpoints, {count} are needed; ask for "
-            "fewer, or train with a smaller checkpoint_every_updates or a larger keep_last "
-            "(best=N: keep_best)"
+            "fewer, or train with a smaller checkpoint_every_updates or a larger keep_last (for "
+            "best=N, a larger keep_best)"
         )

@@ -44,7 +44,7 @@ def parse_code(code: str) -> Code:
 
 
 @functools.cache
-def maximize_code(code: str) -> Code:
+def add_likely_subtags(code: str) -> Code:
     """Add the likely script and territory to a code if it lacks them."""
     language, script, territory = parse_code(code)
     likely_subtags = get_global("likely_subtags")  # such as "zh_Hant": "zh_Hant_TW"

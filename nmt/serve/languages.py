@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable
 from itertools import chain
 from typing import Any, NamedTuple
 
-from nmt.data.language_codes import language_name, maximize_code
+from nmt.data.language_codes import add_likely_subtags, language_name
 from nmt.errors import DataError
 
 DETECTION_CHARACTERS = 400  # more characters make detection slower, but hardly more accurate
@@ -45,16 +45,18 @@ class Languages:
         self._code_by_key: dict[Hashable, str] = {}  # keys are from `_lookup_keys`
         for code in self.codes:
             for key in _lookup_keys(code):
-                self._code_by_key.setdefault(key, code)  # of codes with a common key, the first
+                # codes may share a key: "de" and "de-AT" share ("de", "Latn"); the first code wins
+                self._code_by_key.setdefault(key, code)
 
     def find_code(self, name: str) -> str | None:
         """Return the served code that matches the code `name` of a language, or None.
 
-        Ignores case. Codes of the same meaning match, such as "zh", "zh-Hans" and "zho_Hans". A
-        code with a region that no model has matches the code of its language.
+        Ignores case. Codes of the same meaning match, such as "zh", "zh-Hans" and "zho_Hans". If no
+        model has the region of a code, the language without region matches: "de" for "de-AT".
         """
-        primary_subtag = _normalize(name).split("-")[0]
-        for key in (*_lookup_keys(name), primary_subtag):
+        language = _normalize(name).split("-")[0]
+        keys = [*_lookup_keys(name), language]
+        for key in keys:
             if key in self._code_by_key:
                 return self._code_by_key[key]
         return None
@@ -94,19 +96,22 @@ class Languages:
         """Return the most likely language of a text among the sources of `target`.
 
         Returns `target` itself if it is more likely than the sources, and its confidence is at
-        least `_MIN_TARGET_CONFIDENCE`. If neither a source nor the target is detected, returns the
-        first source of `target` with a confidence of 0, or the first source of all if the server
-        does not translate to `target`.
+        least `_MIN_TARGET_CONFIDENCE`.
+
+        If neither a source nor the target is detected, the confidence is 0, and the language is the
+        first source of `target`. If `target` has no source, it is the first source of the server.
         """
+        # a server with one source language also works without the package that detects languages
         if len(self.sources) == 1 and not _can_detect():
-            return DetectedLanguage(self.sources[0], 0.0)  # needs no detector: there is no choice
+            return DetectedLanguage(self.sources[0], 0.0)
         sources = self._sources_by_target.get(target, [])
         for detected in self.detect(text):
             if detected.code in sources:
                 return detected
             if detected.code == target and detected.confidence >= _MIN_TARGET_CONFIDENCE:
                 return detected
-        return DetectedLanguage((sources or self.sources)[0], 0.0)
+        possible_sources = sources or self.sources
+        return DetectedLanguage(possible_sources[0], 0.0)
 
 
 def _normalize(code: str) -> str:
@@ -117,10 +122,10 @@ def _normalize(code: str) -> str:
 def _lookup_keys(code: str) -> tuple[Hashable, ...]:
     """Return the keys by which a language is looked up, the most specific first.
 
-    The keys are the code, the language with script and territory, and the language with script.
+    For "zh-TW", these are "zh-tw", ("zh", "Hant", "TW") and ("zh", "Hant").
     """
-    subtags = maximize_code(code)
-    return (_normalize(code), subtags, subtags[:2])
+    language, script, territory = add_likely_subtags(code)
+    return (_normalize(code), (language, script, territory), (language, script))
 
 
 def _can_detect() -> bool:

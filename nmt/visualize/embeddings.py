@@ -1,6 +1,6 @@
 """The figure of embeddings: pieces on two axes, and the nearest neighbors of words."""
 
-# D d_model, V vocab, N pieces
+# In shapes, D is d_model, V the size of the vocabulary and N the number of drawn pieces.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nmt.visualize.style import Style
 
 _NUM_DEFAULT_WORDS = 12
 _NUM_NEIGHBORS = 3
-_MIN_NEIGHBOR_LINES = 8  # fewer words leave empty lines, instead of being spread over the height
+_MIN_NEIGHBOR_LINES = 8  # below fewer words than this, the lower lines stay empty
 
 
 def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
@@ -33,6 +33,7 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
     words = config.words or choose_words(tokenizer, ids)
+    # a table for `str.translate`, which writes a code for each character that no font has
     missing_characters = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
     point_axes, neighbor_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
@@ -49,7 +50,8 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     num_lines = max(len(words), _MIN_NEIGHBOR_LINES)
     for row, word in enumerate(words):
         neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
-        y = 1 - (row + 0.7) / num_lines  # in the coordinates of the axes, 1 at the top
+        baseline = row + 0.7  # in lines from the top
+        y = 1 - baseline / num_lines  # in the coordinates of the axes, 1 at the top
         neighbor_axes.text(
             0,
             y,
@@ -101,7 +103,8 @@ def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -
 
 def _describe_neighbors(tokenizer: Tokenizer, vectors: Tensor, ids: list[int], word: str) -> str:
     """List the pieces that are nearest to the mean embedding of a word's pieces."""
-    word_ids = tokenizer.encode(word)[len(tokenizer.prefix) :]  # drop the language tag
+    num_prefix_ids = len(tokenizer.prefix)  # a language tag, which `encode` puts before each text
+    word_ids = tokenizer.encode(word)[num_prefix_ids:]
     if not word_ids:
         raise ConfigError(f"words={word!r} has no text; give a word")
     candidates = [i for i in ids if i not in word_ids]
