@@ -125,7 +125,7 @@ def test_counts_equal_counts_of_single_lines(tokenizer: Tokenizer) -> None:
     expected: Counter[int] = Counter()
     for src_length, tgt_length in zip(lengths[0], lengths[1], strict=True):
         expected[src_length * NUM_BINS + tgt_length] += 1
-    assert statistics.lengths == expected
+    assert statistics.num_pairs_by_bins == expected
 
 
 def test_every_length_has_a_bin_and_each_short_length_its_own() -> None:
@@ -206,7 +206,7 @@ def test_statistics_do_not_depend_on_chunks_or_on_json(
     assert json.dumps(read.to_json()) == expected  # merging changes only its target
     assert merged.pairs.kept == 50 * len(src)
     assert len(json.dumps(merged.to_json())) < 1.5 * len(expected)  # does not grow with the corpus
-    assert merged.lengths.keys() == read.lengths.keys()
+    assert merged.num_pairs_by_bins.keys() == read.num_pairs_by_bins.keys()
     assert merged.sides[1].characters.total() == 50 * sum(map(len, tgt))
     empty = measure(tokenizer, [], [], HeldOutFinder(HELD))
     assert empty.to_json() == Statistics().to_json()

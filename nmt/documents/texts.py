@@ -19,6 +19,7 @@ _SYMBOL_MODIFIERS = {"Mn", "Cf", "Cs", "Co"}  # marks, format, surrogate and pri
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _MAX_WINDOW_TEXTS = 1024  # limits windows of texts that have few or no sentences
 _MAX_WINDOW_CHARACTERS = 1 << 16  # limits windows of long sentences
+_ROUNDING = 1e-9  # added before rounding down, so that 2.999999999999 counts as 3
 
 
 class Translatable(Protocol):
@@ -57,12 +58,12 @@ class WrappedText:
 
     @property
     def sentences(self) -> list[str]:
-        """See `SourceText`."""
+        """See `Translatable.sentences`."""
         return self.text.sentences
 
     @property
     def needs_alignment(self) -> bool:
-        """See `SourceText`."""
+        """See `Translatable.needs_alignment`."""
         return self.text.needs_alignment
 
 
@@ -119,6 +120,7 @@ def parse_plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
             if not sentence:
                 gap += line[start:end]
                 continue
+            # `sentence` is stripped, so white space is left on both sides
             space_before, _, space_after = line[start:end].partition(sentence)
             gaps.append(gap + space_before)
             sentences.append(replace_line_breaks(sentence))
@@ -137,7 +139,8 @@ def get_translation_text(result: LineResult, rank: int = 0) -> str:
 def remove_target_tag(result: LineResult, num_tag_tokens: int) -> LineResult:
     """Remove the first `num_tag_tokens` tokens, the tag of the target language, from a result.
 
-    The texts of translations never contain the tag. Lines of several segments stay as they are.
+    Only tokens, their probabilities and alignments contain the tag; the text of a translation never
+    does. A long line, which was translated in several segments, stays as it is.
     """
     if num_tag_tokens == 0 or result.num_segments != 1:
         return result
@@ -182,14 +185,15 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
     spans = []
     offset = 0  # number of visible characters of the tokens so far
     for length in visible_lengths:
-        start = int(offset * scale + 1e-9)  # 1e-9 against rounding errors below a whole number
+        start = int(offset * scale + _ROUNDING)
         offset += length
-        end = int(offset * scale + 1e-9)
+        end = int(offset * scale + _ROUNDING)
+        if end == start:  # if `scale` is below 1; the token still covers one character
+            end = start + 1
         if length == 0 or start >= len(positions):
             spans.append((len(text), len(text)))
         else:
-            last_index = max(start, end - 1)  # at least one character, also if `scale` is below 1
-            spans.append((positions[start], positions[last_index] + 1))
+            spans.append((positions[start], positions[end - 1] + 1))
     return spans
 
 

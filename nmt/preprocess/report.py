@@ -146,8 +146,8 @@ def _count_by_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
 
     K is the number of combinations of a source bin and a target bin that occur.
     """
-    keys = np.array(list(statistics.lengths), np.int64)
-    counts = np.array(list(statistics.lengths.values()), np.int64)
+    keys = np.array(list(statistics.num_pairs_by_bins), np.int64)
+    counts = np.array(list(statistics.num_pairs_by_bins.values()), np.int64)
     return keys // NUM_BINS, keys % NUM_BINS, counts
 
 

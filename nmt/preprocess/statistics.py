@@ -2,10 +2,14 @@
 
 Each chunk is counted on its own. The sums do not depend on the division into chunks.
 
-A training pair and a pair of a held-out set are compared in three ways, called units: by their
-sources ("sources"), by their targets ("targets"), and by both ("pairs"). At the match level
-"exact", texts match if they are equal; at the level "normalised", if their normal forms are equal.
-So an exact match is counted at both levels.
+A training pair is compared with a pair of a held-out set in three units:
+
+- "sources": their sources match.
+- "targets": their targets match.
+- "pairs": both match.
+
+There are two match levels. At "exact", texts match if they are equal. At "normalised", they match
+if their normal forms are equal. So an exact match is counted at both levels.
 """
 
 # In shapes, N is the number of pairs of a chunk and V the size of the vocabulary.
@@ -90,14 +94,14 @@ class Overlap:
 
 @dataclass
 class Statistics:
-    """The counts of a text. Dropped pairs count in `pairs` alone."""
+    """The counts of a text. Only `pairs` includes the pairs that filters dropped."""
 
     pairs: PairCounts = field(default_factory=PairCounts)
     src: SideStatistics = field(default_factory=SideStatistics)
     tgt: SideStatistics = field(default_factory=SideStatistics)
-    lengths: Counter[int] = field(default_factory=Counter)
-    """Number of pairs by their two lengths. The key is source bin * NUM_BINS + target bin; see
-    `length_bins`."""
+    num_pairs_by_bins: Counter[int] = field(default_factory=Counter)
+    """Number of pairs by the bins of their two lengths. The key is the number of both bins, source
+    bin * NUM_BINS + target bin; see `length_bins`."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
     """The keys are a split, a match level and a unit, such as "valid exact pairs". A key without
     matches is left out."""
@@ -112,7 +116,7 @@ class Statistics:
         self.pairs.merge(statistics.pairs)
         self.src.merge(statistics.src)
         self.tgt.merge(statistics.tgt)
-        self.lengths.update(statistics.lengths)
+        self.num_pairs_by_bins.update(statistics.num_pairs_by_bins)
         for name, overlap in statistics.overlaps.items():
             self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
@@ -123,14 +127,16 @@ class Statistics:
         """
         sides = []
         for side in self.sides:
-            sides.append({**vars(side), "characters": sorted(side.characters.items())})
+            counts = dict(vars(side))
+            counts["characters"] = sorted(side.characters.items())
+            sides.append(counts)
         overlaps = {}
         for name, overlap in self.overlaps.items():
             overlaps[name] = {**vars(overlap), "rows": sorted(overlap.rows)}
         return {
             "pairs": vars(self.pairs),
             "sides": sides,
-            "lengths": sorted(self.lengths.items()),
+            "lengths": sorted(self.num_pairs_by_bins.items()),
             "overlaps": overlaps,
         }
 
@@ -150,7 +156,7 @@ class Statistics:
             pairs=PairCounts.from_json(content["pairs"]),
             src=sides[0],
             tgt=sides[1],
-            lengths=Counter(dict(content["lengths"])),
+            num_pairs_by_bins=Counter(dict(content["lengths"])),
             overlaps=overlaps,
         )
 
@@ -184,7 +190,7 @@ def count_chunk(
     statistics.tgt = _count_side(tgt_characters, tgt, kinds[1])
     src_bins = length_bins(_lengths_with_eos(src))
     tgt_bins = length_bins(_lengths_with_eos(tgt))
-    statistics.lengths = Counter((src_bins * NUM_BINS + tgt_bins).tolist())
+    statistics.num_pairs_by_bins = Counter((src_bins * NUM_BINS + tgt_bins).tolist())
     if held_out is not None:
         signatures = (src_characters.signatures(), tgt_characters.signatures())
         statistics.overlaps = held_out.find_overlaps(chunk, signatures)
@@ -279,10 +285,12 @@ def _find_matches(
     tgt_rows: set[int] = set()
     for level in MATCH_LEVELS:
         src_text, tgt_text = texts[level]
-        # The rows of the exact level stay, since the normalised tables lack exact matches with the
-        # normal form "".
-        src_rows = src_rows | tables[level].by_src.get(src_text, set())
-        tgt_rows = tgt_rows | tables[level].by_tgt.get(tgt_text, set())
+        # The level "normalised" keeps the rows of the level "exact". Its tables lack lines with the
+        # normal form "", such as "...", which may be exact matches.
+        matching_src_rows = tables[level].by_src.get(src_text, set())
+        matching_tgt_rows = tables[level].by_tgt.get(tgt_text, set())
+        src_rows = src_rows | matching_src_rows
+        tgt_rows = tgt_rows | matching_tgt_rows
         matches = {"pairs": src_rows & tgt_rows, "sources": src_rows, "targets": tgt_rows}
         for unit, rows in matches.items():
             if rows:
@@ -300,8 +308,8 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 def length_bins(lengths: Ints) -> Ints:
     """Return the bin (N,) of each length (N,).
 
-    Each length below `NUM_EXACT_LENGTHS` has its own bin. Above, each octave, a range from a length
-    to its double, has `_BINS_PER_OCTAVE` bins.
+    Each length below `NUM_EXACT_LENGTHS`, 256, has its own bin. From there on, each range from a
+    length to its double (256 to 511, 512 to 1023, ...) is an octave with `_BINS_PER_OCTAVE` bins.
     """
     long_lengths = np.maximum(lengths, NUM_EXACT_LENGTHS)  # avoids the logarithm of 0
     octaves = np.log2(long_lengths / NUM_EXACT_LENGTHS)
@@ -314,6 +322,7 @@ def bin_starts() -> Ints:
     """Return the smallest length of each bin, and the end of the last bin."""
     exact_starts = np.arange(NUM_EXACT_LENGTHS)
     num_long_bins = NUM_BINS - NUM_EXACT_LENGTHS
+    # the octave of each start, in fractions: an octave higher, a length is twice as large
     octaves = np.arange(num_long_bins + 1) / _BINS_PER_OCTAVE
     long_starts = np.ceil(NUM_EXACT_LENGTHS * 2**octaves).astype(np.int64)
     return np.concatenate([exact_starts, long_starts])
