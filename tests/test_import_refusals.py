@@ -215,6 +215,16 @@ def test_files_of_marian_that_do_not_fit_are_refused(
         "transformer-preprocess, .* cannot": {"transformer-preprocess": "n"},
         "right-left=True cannot": {"right-left": True},
         "transformer-pool=True cannot": {"transformer-pool": True},
+        "transformer-attention-mask='alibi' cannot": {"transformer-attention-mask": "alibi"},
+        "transformer-alibi-shift=True cannot": {"transformer-alibi-shift": True},
+        "transformer-disable-position-embeddings=True cannot": {
+            "transformer-disable-position-embeddings": True
+        },
+        "transformer-no-bias=True cannot": {"transformer-no-bias": True},
+        "lacks the matrix encoder.embed_positions.weight": {
+            "type": "transformer-new",
+            "transformer-train-position-embeddings": True,
+        },
         "has the shape": {"transformer-dim-ffn": 25},
     }
     for i, (message, changes) in enumerate(settings.items()):

@@ -192,7 +192,8 @@ def _tune(config: EvaluateConfig) -> None:
     weights = find_weights(candidates, candidate_counts.score)
     best_of_search = []
     for n_best in candidates:
-        best = max(n_best, key=lambda translation: (translation.completeness, translation.score))
+        # as translation without reranking chooses
+        best = max(n_best, key=lambda translation: (translation.finished, translation.score))
         best_of_search.append(best)
     systems = {"search": best_of_search, "reranked": choose_by_weights(candidates, weights)}
     scores: list[Score] = []

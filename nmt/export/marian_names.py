@@ -5,7 +5,7 @@ The setting `type` of a model selects one of them:
 - `transformer`, which all versions of Marian and Bergamot have, computes the positions of
   `sinusoidal_concat`. In a pre-norm decoder, it normalizes the queries of self-attention, but not
   the keys and values of earlier tokens.
-- `transformer-new`, which Marian has since version 1.12, normalizes all of them, and can read a
+- `transformer-new`, which Marian has since version 1.12.23, normalizes all of them, and can read a
   table of positions. The names of its tensors are expressions in C++.
 """
 

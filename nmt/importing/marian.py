@@ -339,6 +339,8 @@ def _convert_positions(settings: Settings, tensors: TensorFile) -> dict[str, Any
         return {"positions": Positions.sinusoidal_concat}
     if settings.get("type") != _NEW_TYPE:
         raise settings.make_error("transformer-train-position-embeddings", True, "false")
+    num_positions = len(tensors.get_matrix(_POSITION_TABLES[0]))
+    tensors.get_matrix(_POSITION_TABLES[1])  # raises `ModelError` if it is missing
     for offset in range(_MAX_POSITION_OFFSET + 1):
         for layout in (Positions.sinusoidal_halves, Positions.sinusoidal_concat):
             compute_table = partial(
@@ -352,7 +354,6 @@ def _convert_positions(settings: Settings, tensors: TensorFile) -> dict[str, Any
             for name in _POSITION_TABLES:
                 tensors.drop(name)
             return {"positions": layout, "position_offset": offset, "scale_embedding": False}
-    num_positions = len(tensors.get_matrix(_POSITION_TABLES[0]))
     return {
         "positions": Positions.learned,
         "num_positions": num_positions,
@@ -364,12 +365,17 @@ def _convert_architecture(
     settings: Settings, tensors: TensorFile, *, has_tied_output: bool
 ) -> ModelConfig:
     """Convert the architecture. Raises `ModelError` for a setting that nmt does not have."""
-    settings.require_choice("type", _TYPES)
+    settings.require_choice("type", _TYPES, "transformer")
     expected: dict[str, Any] = {  # a dictionary, since a keyword argument has no hyphens
         "transformer-no-projection": False,
         "transformer-tied-layers": [],
         "transformer-ffn-depth": 2,
         "transformer-pool": False,
+        "transformer-disable-position-embeddings": False,
+        "transformer-attention-mask": "default",  # not ALiBi
+        "transformer-alibi-shift": False,
+        "transformer-no-bias": False,
+        "transformer-no-affine": False,
         "right-left": False,
         "lemma-dim-emb": 0,
         "input-types": [],
