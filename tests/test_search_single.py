@@ -49,7 +49,7 @@ from nmt.search.constraints import ForbiddenTokens
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
-from nmt.search.single import _find_highest, can_search_single
+from nmt.search.single import _find_highest, can_search_one_sentence
 from nmt.search.stepper import ModelStepper, Stepper
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_one_sentence_gets_the_hypotheses_of_the_general_search_in_as_many_steps
         for length, limit in ((2, 9), (7, 4)):
             settings = config(beam_size, b=limit, stop=stop, **rule)
             request = SearchRequest(source_rows(toy_source(length)), settings, n_best=n_best)
-            assert can_search_single(request, CPU)
+            assert can_search_one_sentence(request, CPU)
             single = ToyStepper(toy)
             general = ToyStepper(toy)
             case = (rule, toy, stop, beam_size, n_best, length)
@@ -171,8 +171,8 @@ def test_models_with_biased_attention_decode_on_the_general_path() -> None:
 def test_requests_that_the_path_for_one_sentence_does_not_support_take_the_general_one() -> None:
     source = [[4, 5]]
     small = SearchConfig(beam_size=8)
-    assert can_search_single(SearchRequest(source, small), CPU)
-    assert can_search_single(SearchRequest(source, small, prefixes=[[]]), CPU)
+    assert can_search_one_sentence(SearchRequest(source, small), CPU)
+    assert can_search_one_sentence(SearchRequest(source, small, prefixes=[[]]), CPU)
     for request in (
         SearchRequest(source * 2, small),
         SearchRequest(source, SearchConfig(beam_size=9)),
@@ -183,8 +183,8 @@ def test_requests_that_the_path_for_one_sentence_does_not_support_take_the_gener
         SearchRequest(source, small, prefixes=[[4]]),
         SearchRequest(source, small, constraints=[ForbiddenTokens([PAD])]),
     ):
-        assert not can_search_single(request, CPU), request
-    assert not can_search_single(SearchRequest(source, small), torch.device("cuda"))
+        assert not can_search_one_sentence(request, CPU), request
+    assert not can_search_one_sentence(SearchRequest(source, small), torch.device("cuda"))
 
 
 def test_linear_layers_compute_few_rows_as_many() -> None:

@@ -25,7 +25,7 @@ from nmt.search.hypotheses import Hypothesis, check_finite
 from nmt.search.protect import lacks_protected
 from nmt.search.request import SearchRequest
 from nmt.search.sampling import Sampler, make_sampling_keys
-from nmt.search.single import can_search_single, search_single
+from nmt.search.single import can_search_one_sentence, search_one_sentence
 from nmt.search.state import SearchState
 from nmt.search.stepper import Stepper
 from nmt.search.term_search import TermSearch, find_terms
@@ -46,8 +46,8 @@ def search(
         return _search_alternatives(stepper, request, tokenizer)
     if request.config.protect:
         return _search_protected(stepper, request, tokenizer)
-    if can_search_single(request, stepper.device):
-        return [search_single(stepper, request, tokenizer)]
+    if can_search_one_sentence(request, stepper.device):
+        return [search_one_sentence(stepper, request, tokenizer)]
     if request.config.sampling:
         return _sample(stepper, request, tokenizer)
     if request.config.beam_size == 1:
@@ -117,14 +117,14 @@ def _search_alternatives(
         config,
         beam_size=request.num_results,
         beam_groups=1,
-        diversity_penalty=SearchConfig.diversity_penalty,
+        diversity_penalty=SearchConfig.diversity_penalty,  # the default, as without groups
         glossary=[],
         protect=False,
         coverage_penalty=0.0,
         alignment=False,
         min_length=0,
         max_length_a=0.0,
-        max_length_b=1,  # one token, or a prefix and one token, see `SearchRequest.length_limits`
+        max_length_b=1,  # one token after the prefix, see `SearchRequest.length_limits`
     )
     first_token_request = replace(
         request,
@@ -168,8 +168,9 @@ def _sample(
 def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list[Hypothesis]]:
     """Extend each hypothesis of `state` by one token per step until it is complete.
 
-    `sampler` draws the tokens. Without a sampler, the most probable token is chosen; among equal
-    tokens, the lowest id. Returns the hypotheses of each sentence in the order of their rows.
+    `sampler` draws the tokens. Without a sampler, the most probable token is chosen, and the lowest
+    id if several tokens have the same probability. Returns the hypotheses of each sentence in the
+    order of their rows.
     """
     eos_id = state.tokenizer.tgt.eos_id
     num_sentences = len(state.limits)
@@ -186,16 +187,20 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
         token_log_probs = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (R,)
         beam = beam.append(tokens, token_log_probs, beam.total_log_probs + token_log_probs)
         state.beam = beam
-        is_at_limit = state.limits[beam.sentences] == beam.length  # (R,)
-        is_complete = (to_cpu(tokens)[0] == eos_id) | is_at_limit  # (R,)
+        is_at_limit = state.limits[beam.sentences] == beam.length  # (R,), on the CPU
+        [tokens_on_cpu] = to_cpu(tokens)
+        is_complete = (tokens_on_cpu == eos_id) | is_at_limit  # (R,)
         if is_complete.any():
             complete_rows = is_complete.nonzero().squeeze(1)
-            numbered = state.to_hypotheses(beam.select(complete_rows))
-            for row, (sentence, hypothesis) in zip(complete_rows.tolist(), numbered, strict=True):
-                # A sentence keeps its K rows, in order, until all of its samples are complete.
-                # `row % K` is therefore the number of a sample, and `setdefault` keeps the
-                # hypothesis that ended at the first EOS.
-                complete[sentence].setdefault(row % num_samples, hypothesis)
+            hypotheses_of_rows = state.to_hypotheses(beam.select(complete_rows))
+            for row, (sentence, hypothesis) in zip(
+                complete_rows.tolist(), hypotheses_of_rows, strict=True
+            ):
+                # A sentence keeps its K rows, in order, until all of its samples are complete. So
+                # `row % K` is the number of a sample.
+                sample_number = row % num_samples
+                # a row that is complete already is extended further, which is ignored
+                complete[sentence].setdefault(sample_number, hypothesis)
             _drop_complete_sentences(state, complete, num_samples)
     results = []
     for samples in complete:
@@ -208,7 +213,10 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
 
 
 def _without_scores(hypothesis: Hypothesis) -> Hypothesis:
-    """Return a hypothesis without its scores, which are sums of logits."""
+    """Return a hypothesis without its scores.
+
+    For a request that needs no log-probabilities, they are sums of logits without a softmax.
+    """
     return replace(hypothesis, log_prob=math.nan, score=math.nan, token_log_probs=[])
 
 

@@ -29,8 +29,8 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 _NUM_GROUPS = 256  # groups into which `_find_highest` divides the values
 
 
-def can_search_single(request: SearchRequest, device: torch.device) -> bool:
-    """Return whether `search_single` supports a request.
+def can_search_one_sentence(request: SearchRequest, device: torch.device) -> bool:
+    """Return whether `search_one_sentence` supports a request.
 
     The request must have one sentence and few hypotheses, and must not use sampling, groups,
     attention, forced prefixes or constraints.
@@ -49,7 +49,7 @@ def can_search_single(request: SearchRequest, device: torch.device) -> bool:
     )
 
 
-def search_single(
+def search_one_sentence(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[Hypothesis]:
     """Return the hypotheses of the only sentence of a request, best first."""
