@@ -61,8 +61,8 @@ class SplitConfig(Settings):
     jsonl: list[str] | None = option(None, "both sides in one file, one JSON object per line")
     fields: list[str] = option(
         [],
-        "JSON or dataset fields with source, target and, if there is one, alignment; empty: "
-        "src_lang and tgt_lang",
+        "names of the JSON or dataset fields with source, target and, optionally, alignment; by "
+        "default, the values of src_lang and tgt_lang",
     )
     score: str | None = option(
         None, "score of each pair: a column of the TSV, from 1, or a JSON field, such as a or a.b"

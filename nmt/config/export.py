@@ -47,8 +47,8 @@ class ExportConfig(ChecksumConfig):
     )
     quantization: Quantization = option(
         Quantization.float32,
-        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx and web: "
-        "float32, float16, int8; bergamot: float32, int8",
+        "number format: float32, float16 or bfloat16 (ctranslate2 also int8, int8_float16, ...; "
+        "onnx and web only float32, float16 and int8; bergamot only float32 and int8)",
     )
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
@@ -67,8 +67,8 @@ class ExportConfig(ChecksumConfig):
     )
     calibration_data: str | None = option(
         None,
-        "data folder on which to measure fixed scales of activations (bergamot with int8); null: "
-        "each multiplication computes its scales",
+        "data folder to measure fixed scales of activations on (bergamot with int8); null: "
+        "scales are computed in each multiplication",
     )
 
     def check(self) -> None:

@@ -41,8 +41,8 @@ class OptimizerConfig(Settings):
     )
     beta1: float = option(
         0.9,
-        "decay of the mean of gradients; schedule_free: share of the averaged weights in the "
-        "weights at which gradients are computed",
+        "decay of the mean of gradients; with schedule_free, gradients are computed at beta1 * "
+        "averaged weights + (1 - beta1) * current weights",
         low=0,
         below=1,
     )

@@ -51,8 +51,8 @@ class FilterConfig(Settings):
     )
     duplicates: Duplicates = option(
         Duplicates.keep,
-        "which repeated pairs to drop: pair (same src and tgt), src or tgt; the pair with the best "
-        "score, else the first, stays; keep: drop none",
+        "drop pairs that repeat a pair, a src or a tgt, except the one with the best score, or "
+        "else the first; keep drops none",
     )
     max_unknown: float = option(1.0, "maximum share of unknown and byte tokens", low=0, high=1)
     max_foreign: float = option(1.0, "maximum share of letters of other scripts", low=0, high=1)

@@ -50,7 +50,7 @@ class SearchConfig(Settings):
 
     beam_size: int = option(
         4,
-        "beam search: hypotheses per sentence, 1: greedy search; sampling: samples per sentence",
+        "hypotheses per sentence, or samples per sentence with sampling; 1: greedy search",
         low=1,
         high=10_000,
     )
@@ -88,8 +88,8 @@ class SearchConfig(Settings):
     )
     prefix_bias: float = option(
         0.0,
-        "favor the prefix instead of forcing it: its next token has the probability (1 - b) p + b "
-        "instead of p; 0: force it",
+        "0 forces the prefix; a larger b favors it, by raising the probability p of its next token "
+        "to (1 - b) p + b",
         low=0,
         below=1,
     )
@@ -133,8 +133,8 @@ class SearchConfig(Settings):
     )
     glossary_mode: GlossaryMode = option(
         GlossaryMode.hard,
-        "hard: search requires the terms of the glossary; soft: the terms become hints in the "
-        "source, for a model trained with augment.terminology",
+        "hard (search requires the terms of the glossary) or soft (the terms become hints in the "
+        "source, for a model trained with augment.terminology)",
     )
     protect: bool = option(
         False,

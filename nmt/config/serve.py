@@ -20,8 +20,8 @@ class ServeConfig(InferenceConfig):
     backend: Engine = option(Engine.auto, BACKEND_HELP)
     num_workers: int | None = option(
         None,
-        "worker processes (native backend, Linux CPU), at least 2, one of them for short requests; "
-        "0: search in the server process; null: one per thread, at most 4",
+        "processes that search (native backend, Linux CPU), at least 2, since one is for short "
+        "requests; 0: search in the server process; null: one per thread, at most 4",
         low=0,
         high=1024,
     )
@@ -73,8 +73,8 @@ class ServeConfig(InferenceConfig):
     )
     protect: bool = option(
         False,
-        "keep placeholders, tags and addresses, such as {name} and %s; sentences with "
-        "some of them need the native engine",
+        "keep placeholders, tags and addresses, such as {name} and %s; their sentences need the "
+        "native engine",
     )
     suggestions: str | None = option(
         None, "JSONL file to which /suggest appends; null: /suggest is off"

@@ -56,8 +56,8 @@ class TokenizerConfig(Settings):
     tgt_model: str | None = option(None, "separate: SentencePiece .model of the target")
     extend: int | None = option(
         None,
-        "add missing symbols and tags to tokenizer.model, and up to this number of pieces of the "
-        "new text; null: add none",
+        "add up to this number of pieces of the new text to tokenizer.model, and symbols and tags "
+        "that it lacks; null: add nothing",
         low=0,
         high=1_000_000,
     )
@@ -73,8 +73,8 @@ class TokenizerConfig(Settings):
     separate: bool = option(False, "one tokenizer per language, of vocab_size pieces each")
     vocab_size: int | None = option(
         None,
-        "number of pieces, control symbols included; null: 37,000, or at most 8,000 for less text; "
-        "null with type=word or space: all words",
+        "number of pieces, control symbols included; null: 37,000 (at most 8,000 for little text), "
+        "or all words with type=word or space",
     )
     vocab_multiple: int = option(
         1, "round the vocabulary up to a multiple of this number, such as 8", low=1, high=1024

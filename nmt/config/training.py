@@ -115,10 +115,13 @@ class TrainConfig(RuntimeConfig):
         None, "name or YAML file of settings for all commands", on_resume="accept"
     )
     mix: dict[str, float] = option(
-        dict, "weight of a corpus, such as mix.news=2; default: as preprocessed; 0 leaves it out"
+        dict,
+        "weight of a corpus, such as mix.news=2, instead of the preprocessed one; 0 leaves it out",
     )
     mix_temperature: float | None = option(
-        None, "above 1: evens out the shares of the corpora; null: as preprocessed", low=1
+        None,
+        "temperature that evens out the shares of corpora if above 1; null: as preprocessed",
+        low=1,
     )
     stages: dict[str, StageConfig] = option(
         dict, "stages that change corpus weights or augmentation, by name"

@@ -91,18 +91,18 @@ class VisualizeConfig(RuntimeConfig):
     )
     layers: list[int] = option(
         [],
-        "what=attention as .png: numbers of the layers to draw, from 1; empty: all; what=steps: "
-        "number of the layer, by default 1",
+        "numbers of the layers, from 1: what=attention as .png draws these layers, by default all, "
+        "and what=steps draws one layer, by default 1",
     )
     heads: list[int] = option(
         [],
-        "what=attention as .png: numbers of the heads to draw, from 1, or 0 for their mean; empty: "
-        "all; what=steps: number of the head, by default 1",
+        "numbers of the heads, from 1: what=attention as .png draws these heads, by default all, "
+        "or their mean for 0, and what=steps draws one head, by default 1",
     )
     words: list[str] = option(
         [],
-        "what=embeddings: words whose nearest neighbors are listed; what=steps: the word of src to "
-        "follow; what=vocabulary: words of the table",
+        "words whose neighbors are listed (what=embeddings), the word of src to follow "
+        "(what=steps), or the words of the table (what=vocabulary)",
     )
     num_pieces: int = option(300, "what=embeddings: number of pieces that are projected", low=3)
     model: ModelConfig = option(
