@@ -31,7 +31,8 @@ _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
 # matches the start of advice in ADVICE_FOR_KEY that names one of our keys
 _ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
-_SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
+# the start of a setting, such as `seed=` or `+seed=`, or of a flag, such as `--help`; -1 is a value
+_SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")
 _LIKELY_KEYS = {  # for each command, the settings that words without a key most likely belong to
     "preprocess": ("data.train.src", "data.train.tgt"),
     "train": ("data_dir",),

@@ -54,6 +54,7 @@ _TEXT_KEYS = (*_FILE_KEYS, *_DATASET_KEYS, "alignments", "score", "scores")
 # faster without them
 _SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
 _MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list, see `_split_list`
+# text in single or double quotation marks; a backslash precedes a quotation mark in it
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 _structured_configs: dict[type[Any], DictConfig] = {}  # keyed by dataclass, see `_structured`
 

@@ -21,7 +21,7 @@ _MAX_NUMBER_RULE = f"must be at most {MAX_NUMBER:,}"
 _MAX_SHOWN_CHARACTERS = 200  # of a value in an error message; a glossary may be long
 LARGEST_SEED = 2**63 - 1
 _MAX_TEXT_BYTES = 1 << 26  # size of a file whose lines are values of a setting
-_WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")  # begins with C:\ or C:/
 EnumType = TypeVar("EnumType", bound=Enum)
 
 # How a command that resumes earlier work treats a setting whose value has changed since then:

@@ -51,7 +51,7 @@ class AttentionKind(str, Enum):
     decoder = "decoder"  # self-attention of the target
 
 
-# D_MODEL:WARMUP[:NAME[:PEAK]]
+# D_MODEL:WARMUP[:NAME[:PEAK]], such as 512:4000 or 512:4000:cosine:7e-4
 _SCHEDULE = re.compile(
     r"""
     (?!0)\d*[02468]                               # D_MODEL, an even number

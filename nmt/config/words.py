@@ -270,6 +270,7 @@ _QUANTIZATION_ALIASES = {  # other names for values of quantization
     "fp16": Quantization.float16,
     "bf16": Quantization.bfloat16,
 }
+# such as -1, 0.5, 1e-4, 100_000 or 30k
 _NUMBER = re.compile(r"(?P<digits>[+-]?\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?)(?P<suffix>[kKmM]?)")
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 

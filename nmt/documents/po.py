@@ -15,12 +15,14 @@ from nmt.documents.xml_text import escape
 from nmt.errors import DataError
 from nmt.translate.results import LineResult
 
+# such as `msgid "text"`, `msgstr[0] "text"` or, in further lines of a text, only `"text"`
 _LINE = re.compile(r'\s*(?P<keyword>msg\w+(?:\[\d+\])?)?\s*"(?P<text>(?:[^"\\]|\\.)*)"\s*')
+# in the header, such as `Content-Type: text/plain; charset=UTF-8`
 _CHARSET = re.compile(rb"Content-Type:[^\n]*charset=([\w-]+)")
 _VALID_CHARSETS = re.compile(
     r"(?i)utf-?8|ascii|us-ascii|iso-8859-\d+|windows-125\d|cp125\d|koi8-[ru]"
 )
-_ESCAPE = re.compile(r"\\(.)")
+_ESCAPE = re.compile(r"\\(.)")  # such as \n
 _CHARACTER_BY_ESCAPE = {"n": "\n", "t": "\t", "r": "\r"}
 _ESCAPE_BY_CHARACTER = str.maketrans(
     {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}

@@ -15,16 +15,17 @@ from nmt.translate.long_lines import space_between
 from nmt.translate.results import LineResult
 
 _SPACES = r"[^\S\n]*"  # any white space but a line end
+# times of a cue, such as `00:01:02,500 -->`; WebVTT has a full stop, and may leave out the hours
 _CUE_TIMES = rf"{_SPACES}(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
 _NEXT_CUE = rf"{_CUE_TIMES}|{_SPACES}\d+{_SPACES}\n{_CUE_TIMES}"  # it may have a number
 _CUE = re.compile(  # a line of times, and lines of text up to an empty line or the next cue
     rf"^{_CUE_TIMES}.*\n(?P<text>(?:(?!{_NEXT_CUE}){_SPACES}\S.*\n?)+)", re.MULTILINE
 )
-_TAG = re.compile(r"<[A-Za-z/!]")
+_TAG = re.compile(r"<[A-Za-z/!]")  # the start of a tag, such as <i>, </i> or <!--
 _TAG_OR_QUOTE = re.compile(r"<[A-Za-z/!][^<>]*>|[\"“”‘’]")
 _POSITION_TAGS = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # {\an8} shows the subtitle at the top
 _WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # a tag with its spaces belongs to a word
-_SPEAKER_DASH = re.compile(r"\s*[-–—]\s")
+_SPEAKER_DASH = re.compile(r"\s*[-–—]\s")  # begins the words of another speaker: "- Yes."
 
 
 @dataclass(frozen=True)

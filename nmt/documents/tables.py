@@ -11,6 +11,8 @@ from nmt.documents.document import Document, ReadOptions, check_count, join_text
 from nmt.errors import DataError, suggest_names
 
 _MAX_ROW_CHARACTERS = 1 << 16  # the separator is looked for in this part of the first row
+# A cell in quotation marks, such as "a ""quoted"" word". The first pattern allows several
+# separators, and the second only tabs.
 _QUOTED_TEXT = re.compile(r'(?:^|(?<=[,;\t|]))"(?:[^"]|"")*"(?=[,;\t|\r\n]|$)')
 _QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
 

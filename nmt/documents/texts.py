@@ -16,7 +16,7 @@ from nmt.translate.results import LineResult
 # categories of Unicode
 _SYMBOLS = {"So", "Sk"}  # such as emoji
 _SYMBOL_MODIFIERS = {"Mn", "Cf", "Cs", "Co"}  # marks, format, surrogate and private characters
-_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # such as <0xE2>
 _MAX_WINDOW_TEXTS = 1024  # limits windows of texts that have few or no sentences
 _MAX_WINDOW_CHARACTERS = 1 << 16  # limits windows of long sentences
 _ROUNDING = 1e-9  # added before rounding down, so that 2.999999999999 counts as 3
@@ -203,8 +203,10 @@ def _visible_length(token: str) -> int:
         return 0
     if token == "<unk>":  # one character in every translation, and nearly always in a source
         return 1
-    if _BYTE_TOKEN.fullmatch(token):  # one byte of a UTF-8 character
-        is_continuation = 0x80 <= int(token[3:5], 16) < 0xC0
+    if _BYTE_TOKEN.fullmatch(token):
+        byte = int(token[3:5], 16)  # the two digits of <0xE2>
+        # UTF-8 writes a character as one first byte and bytes from 0x80 to 0xBF, which continue it
+        is_continuation = 0x80 <= byte <= 0xBF
         return 0 if is_continuation else 1
     return len("".join(token.replace("\u2581", " ").split()))
 

@@ -12,8 +12,10 @@ from xml.parsers import expat
 
 from nmt.errors import DataError
 
+# such as <?xml version="1.0" encoding="UTF-8"
 _ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
 _VALID_ENCODINGS = re.compile(r"(?i)utf-?8|utf-?16|us-ascii|iso-8859-\d+|windows-125\d")
+# characters that XML 1.0 does not allow: control characters, surrogates, U+FFFE and U+FFFF
 _INVALID_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BLOCK_BYTES = 1 << 16
 

@@ -27,6 +27,7 @@ from nmt.data.tokenizer import (
 from nmt.errors import ConfigError, ModelError, suggest_names
 from nmt.importing.settings import read_text
 
+# an escape of YAML, such as \x41, \u0041, \U00000041 or \n
 _ESCAPE = re.compile(
     r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<character>.))"
 )

@@ -26,6 +26,7 @@ MAX_FILES = 10_000
 MAX_RATIO = 200
 MIN_LIMIT_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
+# names of archives, such as corpus.zip, corpus.tgz or corpus.tar.gz
 _ARCHIVE = re.compile(r"(?i)\.(zip|tar|tgz|txz|tbz2?|tar\.(gz|bz2|xz))$")
 _SKIPPED = re.compile(r"(?i)(^|/)(__MACOSX/|\.|README|LICEN[SC]E)")  # file names that are ignored
 

@@ -107,7 +107,7 @@ def normal_form(text: str) -> str:
 def _hash_character(code: int) -> int:
     """Return the hash of a character: the sum of the hashes of its normal form's characters."""
     hashes = [xxhash.xxh3_64_intdigest(char.encode()) for char in normal_form(chr(code))]
-    return sum(hashes) % (1 << 64)
+    return sum(hashes) % (1 << 64)  # as a sum of uint64 wraps around
 
 
 def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:

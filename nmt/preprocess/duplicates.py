@@ -253,8 +253,10 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
-        # the interval ends before number / num_intervals of the 2^64 hashes
-        largest_hash = np.uint64(number * (1 << 64) // num_intervals - 1)
+        # hashes are spread evenly from 0 to 2^64 - 1, so intervals of equal size have about equally
+        # many of them
+        num_hashes = 1 << 64
+        largest_hash = np.uint64(number * num_hashes // num_intervals - 1)
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")
