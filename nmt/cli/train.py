@@ -156,7 +156,8 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
     world = find_world()
     device = find_device(config.device, world.local_rank)
     # ranks of one machine share its cores, unless the user has set a number of threads
-    if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:
+    has_set_threads = config.num_threads > 0 or "OMP_NUM_THREADS" in os.environ
+    if world.local_size > 1 and not has_set_threads:
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     with process_group(world, device, config.timeout_seconds):
         if config.max_tokens is None:  # auto

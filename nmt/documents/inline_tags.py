@@ -115,8 +115,9 @@ def _split_words(text: str) -> Iterator[Span]:
     """Yield the words of a text. A wide character, as in Chinese, is a word."""
     start = None
     for i, character in enumerate(text):
-        is_wide = unicodedata.east_asian_width(character) in "WF"
-        if start is not None and (is_wide or character.isspace()):
+        is_wide = unicodedata.east_asian_width(character) in "WF"  # wide or full-width
+        ends_word = is_wide or character.isspace()
+        if start is not None and ends_word:
             yield Span(start, i)
             start = None
         if is_wide:

@@ -131,7 +131,9 @@ def _split_messages(text: str) -> Iterator[_Message]:
                 message.flags.update(flag.strip() for flag in flags)
             continue
         match = _LINE.fullmatch(line_without_mark)
-        if match is None or not (match["keyword"] or message.texts):
+        if match is None:
+            raise DataError(f"line {number} is not valid in a PO file")
+        if not match["keyword"] and not message.texts:  # continues a text, but none has begun
             raise DataError(f"line {number} is not valid in a PO file")
         if match["keyword"]:
             keyword = match["keyword"]

@@ -224,8 +224,12 @@ def group_texts(
     for source_text in source_texts:
         num_sentences += len(source_text.sentences)
         num_characters += sum(map(len, source_text.sentences))
-        is_too_large = num_sentences > max_sentences or num_characters > _MAX_WINDOW_CHARACTERS
-        if window and (is_too_large or len(window) == _MAX_WINDOW_TEXTS):
+        is_full = (
+            num_sentences > max_sentences
+            or num_characters > _MAX_WINDOW_CHARACTERS
+            or len(window) == _MAX_WINDOW_TEXTS
+        )
+        if window and is_full:
             yield window
             window = []
             num_sentences = len(source_text.sentences)

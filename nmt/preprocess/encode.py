@@ -370,7 +370,9 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     proto = read_proto(tokenizer.model)
     trainer = proto.trainer_spec
     normalizer = proto.normalizer_spec
-    if trainer.model_type != ModelProto().trainer_spec.BPE or trainer.treat_whitespace_as_suffix:
+    if trainer.model_type != ModelProto().trainer_spec.BPE:
+        return False
+    if trainer.treat_whitespace_as_suffix:  # a piece may end with a space, instead of beginning so
         return False
     has_plain_spaces = (
         normalizer.add_dummy_prefix
