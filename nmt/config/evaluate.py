@@ -58,12 +58,14 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     """Settings of `nmt-evaluate`."""
 
     hypotheses: list[str] = option(
-        [], "detokenized translations, one per line; -: stdin; [a,b,c]: compare a with b and c"
+        [],
+        "detokenized translations, one per line, or - for stdin; [a,b,c] compares a with b and c",
     )
     references: list[str] = option([], "reference files, aligned line by line: r.de or [r1,r2]")
     baseline: str | None = option(None, "translations of another system to compare with")
     model_dir: list[str] | None = option(
-        None, "model (or ensemble [a,b]) that translates src; folder or pattern of runs: a table"
+        None,
+        "model, or ensemble [a,b], that translates src; a folder or pattern of runs gives a table",
     )
     src: str | None = option(None, "source text for model_dir, glossary or metric_command")
     data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")

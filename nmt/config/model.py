@@ -110,12 +110,20 @@ class ModelConfig(Settings):
         Positions.sinusoidal,
         "sinusoidal, sinusoidal_concat, sinusoidal_halves, learned, relative, rotary or alibi",
     )
-    position_offset: int = option(0, "sinusoidal: number of the first position; 2 in M2M100", low=0)
+    position_offset: int = option(
+        0, "number of the first sinusoidal position, such as 2 in M2M100", low=0
+    )
     num_positions: int = option(
-        1024, "learned: positions with a vector; later ones use the last", low=1, high=65536
+        1024,
+        "positions=learned: number of vectors; later positions use the last one",
+        low=1,
+        high=65536,
     )
     max_distance: int = option(
-        16, "relative: distances with a vector; larger ones use the last", low=1, high=10_000
+        16,
+        "positions=relative: largest distance with its own vector; larger ones use this vector",
+        low=1,
+        high=10_000,
     )
     activation: Activation = option(
         Activation.relu, "feed-forward activation: relu, gelu, silu or swiglu (gated)"

@@ -99,7 +99,7 @@ class PreprocessConfig(Settings):
         on_resume="accept",
     )
     seed: int = option(
-        0, "for sampling lines and pairs, and for data=copy", low=0, high=LARGEST_SEED
+        0, "seed for sampling lines and pairs, and for data=copy", low=0, high=LARGEST_SEED
     )
     num_threads: int = option(
         0, "worker processes; 0: one per CPU core", low=0, high=1024, on_resume="accept"

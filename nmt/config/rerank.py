@@ -41,7 +41,8 @@ class RerankConfig(Settings):
     )
     reverse_model: list[str] | None = option(  # a resumed job compares the files in these folders
         None,
-        "noisy_channel: run, checkpoint or model folder that translates back; several: an ensemble",
+        "run, checkpoint or model folder that translates back, for rerank=noisy_channel; several "
+        "folders are an ensemble",
         on_resume="accept",
     )
     reverse_weight: float = option(

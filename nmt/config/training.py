@@ -139,7 +139,7 @@ class TrainConfig(RuntimeConfig):
     )
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
     adapter: Adapter = option(Adapter.none, "lora: train low-rank additions to linear layers")
-    adapter_rank: int = option(8, "lora: rank of the additions", low=1)
+    adapter_rank: int = option(8, "rank of the additions of adapter=lora", low=1)
     model: ModelConfig = option(ModelConfig, "the architecture")
     optimizer: OptimizerConfig = option(OptimizerConfig, "the optimizer and its schedule")
     search: SearchConfig = option(
@@ -224,7 +224,9 @@ class TrainConfig(RuntimeConfig):
         "experiment trackers: tensorboard, wandb, mlflow, trackio",
         on_resume="accept",
     )
-    seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
+    seed: int = option(
+        1, "seed of the weights, of dropout and of the order of data", low=0, high=LARGEST_SEED
+    )
     max_bad_updates: int = option(
         10, "consecutive non-finite updates that stop the run", low=1, on_resume="accept"
     )
@@ -252,7 +254,8 @@ class TrainConfig(RuntimeConfig):
     )
     compile: bool | None = option(
         None,
-        "use torch.compile for the whole model; null: for each layer, on a GPU where it works",
+        "compile the whole model with torch.compile; null: compile each layer, on a GPU where "
+        "that works",
         on_resume="log",
     )
     activation_checkpointing: bool = option(

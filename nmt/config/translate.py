@@ -255,7 +255,8 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
     )
     reverse_model: list[str] | None = option(
         None,
-        "measure=dual: run, checkpoint or model folder that translates back; several: an ensemble",
+        "run, checkpoint or model folder that translates back, for measure=dual; several folders "
+        "are an ensemble",
     )
     format: OutputFormat = option(OutputFormat.text, "text, or json with all measures")
     alignment: bool | None = override_search_setting("alignment")
