@@ -25,7 +25,7 @@ from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from nmt.command_metric import COMMAND_SCORE, CommandMetric
-from nmt.config import Method, Metric
+from nmt.config import Metric, SignificanceMethod
 from nmt.errors import ConfigError, DataError, suggest_names, to_one_line
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Score:
 class Significance:
     """Settings of the paired test."""
 
-    method: Method = Method.approximate_randomization
+    method: SignificanceMethod = SignificanceMethod.approximate_randomization
     num_samples: int = 1000
     """Bootstrap resamples or random trials, at least 40. p is at least 1 / (num_samples + 1)."""
     seed: int = 12345  # 1 or more, since sacreBLEU takes 0 for "no seed"
@@ -99,7 +99,7 @@ class Comparison:
     difference: float  # system minus baseline; a negative one is better for TER
     difference_low: float
     difference_high: float
-    p_value: float  # two-sided; Method.bootstrap is one-sided, so compare it with 0.025
+    p_value: float  # two-sided; SignificanceMethod.bootstrap is one-sided, so compare it with 0.025
     signature: str
 
 
@@ -237,7 +237,7 @@ def _build_paired_test(
     """Build sacreBLEU's test, which returns signatures and results by metric when it is called."""
     test_type = "ar"
     num_interval_samples = NUM_INTERVAL_SAMPLES
-    if test.method is Method.bootstrap:
+    if test.method is SignificanceMethod.bootstrap:
         test_type = "bs"
         num_interval_samples = -1  # this test computes intervals from its own resamples
     with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # the constructor reads it

@@ -118,7 +118,11 @@ def test_impossible_settings_are_one_line(assert_refused: Refused) -> None:
             "model_dir=m src=s references=r split=valid",
             "split=valid: is a set of data_dir",
         ),
-        ("evaluate", "hypotheses=- references=[r,-]", "references=-: stdin is read once"),
+        (
+            "evaluate",
+            "hypotheses=- references=[r,-]",
+            "references=-: only one setting can read stdin",
+        ),
         ("export", "model_dir=absent", "absent does not exist"),
     ]:
         assert_refused(expected, name, argument.split())

@@ -22,9 +22,9 @@ from toy import command, train, write_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.evaluate import (
     Comparison,
-    Method,
     Metric,
     Significance,
+    SignificanceMethod,
     as_json,
     as_table,
     bleu,
@@ -34,7 +34,7 @@ from nmt.evaluate import (
     evaluate,
 )
 
-QUICK = {method: Significance(method=method, num_samples=200) for method in Method}
+QUICK = {method: Significance(method=method, num_samples=200) for method in SignificanceMethod}
 
 
 def corpus(num_lines: int, *, seed: int = 1) -> list[str]:
@@ -58,7 +58,10 @@ BAD = damaged(REFERENCE, 0.3, seed=3)
 
 
 def bleu_comparison(
-    system: list[str], baseline: list[str], method: Method, reference: list[str] = REFERENCE
+    system: list[str],
+    baseline: list[str],
+    method: SignificanceMethod,
+    reference: list[str] = REFERENCE,
 ) -> Comparison:
     options = {"test": QUICK[method], "metrics": [Metric.bleu]}
     (result,) = compare(system, [reference], baseline=baseline, **options)
@@ -245,10 +248,13 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
 
 @pytest.mark.parametrize(
     "method",
-    [Method.bootstrap, pytest.param(Method.approximate_randomization, marks=pytest.mark.slow)],
+    [
+        SignificanceMethod.bootstrap,
+        pytest.param(SignificanceMethod.approximate_randomization, marks=pytest.mark.slow),
+    ],
 )
 def test_systems_that_hardly_differ_are_not_significant(
-    monkeypatch: pytest.MonkeyPatch, method: Method
+    monkeypatch: pytest.MonkeyPatch, method: SignificanceMethod
 ) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", "7")  # comparisons must not change it
     same = bleu_comparison(GOOD, GOOD, method)
@@ -264,7 +270,7 @@ def test_systems_that_hardly_differ_are_not_significant(
 
 @pytest.mark.slow
 def test_clearly_better_systems_are_significant_and_intervals_contain_the_scores() -> None:
-    for method in Method:
+    for method in SignificanceMethod:
         result = bleu_comparison(GOOD, BAD, method)
         assert result.p_value < 0.05
         assert result.difference_low > 0
@@ -283,8 +289,8 @@ def test_comparison_equals_the_paired_test_of_sacrebleu(monkeypatch: pytest.Monk
     similar = damaged(REFERENCE, 0.12, seed=6)
     systems: list[tuple[str, Sequence[str]]] = [("a", similar), ("b", GOOD)]
     for method, kind, extra in (
-        (Method.bootstrap, "bs", -1),
-        (Method.approximate_randomization, "ar", 1000),
+        (SignificanceMethod.bootstrap, "bs", -1),
+        (SignificanceMethod.approximate_randomization, "ar", 1000),
     ):
         monkeypatch.delenv("SACREBLEU_SEED", raising=False)
         result = bleu_comparison(GOOD, similar, method)
@@ -305,7 +311,7 @@ def test_comparison_equals_the_paired_test_of_sacrebleu(monkeypatch: pytest.Monk
 
 def test_table_and_json_show_every_score_with_its_signature() -> None:
     scores = evaluate(GOOD, [REFERENCE])
-    comparison = bleu_comparison(GOOD, BAD, Method.bootstrap)
+    comparison = bleu_comparison(GOOD, BAD, SignificanceMethod.bootstrap)
     table = as_table(scores, [comparison])
     assert len(table.splitlines()) == 6
     for signature in (*(s.signature for s in scores), comparison.signature):

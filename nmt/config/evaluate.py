@@ -41,13 +41,14 @@ class Perturbation(Enum):
     upper = "upper"  # source and references in capitals
     title = "title"  # source and references with the first letter of each word capital
     lower = "lower"  # source and references without capitals
-    punct = "punct"  # source and references lose the mark at the end if it is the same
+    # source and references without their final punctuation, if all end with the same mark
+    punct = "punct"
     typos = "typos"  # four typos in each source
     noise = "noise"  # a random word, emoji, symbol or address after source and references
 
 
-class Method(str, Enum):
-    """The test for the significance of a difference."""
+class SignificanceMethod(str, Enum):
+    """Tests of whether the scores of two systems differ significantly."""
 
     bootstrap = "bootstrap"  # Koehn (2004)
     approximate_randomization = "approximate_randomization"  # Riezler and Maxwell (2005)
@@ -59,7 +60,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
 
     hypotheses: list[str] = option(
         [],
-        "detokenized translations, one per line, or - for stdin; [a,b,c] compares a with b and c",
+        "detokenized translations, one per line, or - for stdin; [a,b,c] compares b and c with a",
     )
     references: list[str] = option([], "reference files, aligned line by line: r.de or [r1,r2]")
     baseline: str | None = option(None, "translations of another system to compare with")
@@ -68,7 +69,9 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         "model, or ensemble [a,b], that translates src; a folder or pattern of runs gives a table",
     )
     src: str | None = option(None, "source text for model_dir, glossary or metric_command")
-    data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
+    data_dir: str | None = option(
+        None, "data folder; model_dir translates its test set instead of src"
+    )
     split: HeldOutSplit = option(HeldOutSplit.test, "test or valid set of data_dir")
     perturb: list[Perturbation] = option(
         [], "also translate perturbed text: upper, title, lower, punct, typos, noise"
@@ -89,11 +92,15 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         None, "file of lines FORM<TAB>LEMMA; counts a term of the glossary in all of its forms"
     )
     src_lang: str = option("", "source language, if the model has several")
-    tgt_lang: str = option("", "target language; chooses BLEU's tokenizer, by default 13a")
-    tokenize: str | None = option(None, "name of a BLEU tokenizer of sacreBLEU instead")
+    tgt_lang: str = option(
+        "", "target language; chooses the BLEU tokenizer, 13a for most languages"
+    )
+    tokenize: str | None = option(
+        None, "BLEU tokenizer of sacreBLEU; null: the tokenizer for tgt_lang"
+    )
     lowercase: bool = option(False, "ignore case, as TER always does")
-    method: Method = option(
-        Method.approximate_randomization,
+    method: SignificanceMethod = option(
+        SignificanceMethod.approximate_randomization,
         "significance test: approximate_randomization (p < 0.05), or bootstrap (p < 0.025)",
     )
     num_samples: int = option(1000, "resamples of the significance test", low=40, high=1_000_000)
@@ -101,20 +108,23 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         12345, "seed of the significance test and of sampling", low=1, high=2**32 - 1
     )
     verify_key: str | None = option(None, VERIFY_KEY_HELP)
-    force: bool = option(False, "score text that looks tokenized")
+    force: bool = option(
+        False, "also score text that looks tokenized, which is an error by default"
+    )
     format: OutputFormat = option(OutputFormat.text, "text or json")
 
     def check(self) -> None:
         super().check()
         has_hypotheses = bool(self.hypotheses)
         has_model = self.model_dir is not None
-        if has_hypotheses == has_model:
+        if has_hypotheses == has_model:  # both are set, or neither
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
         self.require(bool(self.metrics), "metrics", "name at least one")
         if self.metric_command is not None:
             is_program = find_program(self.metric_command) is not None
             self.require(is_program, "metric_command", "starts a program that is not installed")
-        if has_model and self.src is None:  # the data folder has its own references and languages
+        translates_data_folder = has_model and self.src is None
+        if translates_data_folder:  # the folder has its own references and languages
             for key in ("baseline", "references", "src_lang"):
                 self.require(not getattr(self, key), key, "needs src=FILE")
         else:
@@ -131,14 +141,17 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
             is_noisy_channel = self.rerank is Reranking.noisy_channel
             self.require(is_noisy_channel, "tune", "needs rerank=noisy_channel")
             self.require(self.baseline is None, "baseline", "does not work with tune=true")
-        if self.baseline is None and len(self.hypotheses) < 2:
-            self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
+        compares_systems = self.baseline is not None or len(self.hypotheses) > 1
+        if not compares_systems:
+            self._require_defaults(_ONLY_WITH_BASELINE, without="baseline")
         if self.src is not None:
             is_default = self.split is HeldOutSplit.test
             self.require(is_default, "split", "is a set of data_dir; leave out src")
         inputs = [*self.hypotheses, self.baseline, self.src, *self.references]
         if inputs.count("-") > 1:
-            raise ConfigError("references=-: stdin is read once; give files")
+            raise ConfigError(
+                "references=-: only one setting can read stdin; give files to the others"
+            )
 
     def _check_without_model(self) -> None:
         """Raise a `ConfigError` for settings that have no effect on files of hypotheses."""
@@ -147,14 +160,21 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         # without a model, significance tests use `seed`, and counts of terms use `glossary`
         search_keys -= {"seed", "glossary"}
         self.require(not self.perturb, "perturb", "does nothing without model_dir")
-        self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
+        unused_keys = (*_ONLY_WITH_MODEL, *sorted(search_keys))
+        self._require_defaults(unused_keys, without="model_dir")
         if self.glossary:
             self.require(self.src is not None, "glossary", "needs src=FILE to find terms")
-        elif self.metric_command is None:
-            self._refuse_unused("model_dir", ("src",))
+        # without a model, only `glossary` and `metric_command` read `src`
+        reads_src = bool(self.glossary) or self.metric_command is not None
+        if not reads_src:
+            self._require_defaults(("src",), without="model_dir")
 
-    def _refuse_unused(self, needed: str, keys: tuple[str, ...]) -> None:
-        """Raise a `ConfigError` for a changed setting that has no effect without `needed`."""
+    def _require_defaults(self, keys: tuple[str, ...], *, without: str) -> None:
+        """Raise a `ConfigError` unless the settings `keys` have their default values.
+
+        They have no effect without the setting `without`, which is not set.
+        """
         for key in keys:
+            # the class of a dataclass has the defaults as attributes, except for lists
             is_default = getattr(self, key) == getattr(type(self), key)
-            self.require(is_default, key, f"does nothing without {needed}")
+            self.require(is_default, key, f"does nothing without {without}")
