@@ -123,7 +123,7 @@ def test_long_texts_are_encoded_in_another_process_which_may_die(
 ) -> None:
     options = make_options(Copying(tokenizer), tokenizer)
     lines = ["the house " * 40 + "a tree"] * 20
-    expected = encode_window(Window(0, lines, None), tokenizer, options.lines).segments
+    expected = encode_window(Window(0, lines, None), tokenizer, options.line_options).segments
 
     async def scenario() -> None:
         encoder = TextEncoder()

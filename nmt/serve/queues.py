@@ -52,7 +52,7 @@ class BatchOptions:
 
     translator: Translator
     search: SearchConfig
-    lines: LineOptions
+    line_options: LineOptions
     tags: Tags = field(default=Tags(), compare=False)  # not compared: may differ within a batch
     has_prefix: bool = False  # whether translations begin with a text of the request
 
@@ -60,7 +60,7 @@ class BatchOptions:
     def encoding_options(self) -> LineOptions:
         """The options for encoding lines as segments."""
         return replace(
-            self.lines,
+            self.line_options,
             tags=self.tags,
             protect=self.search.protect,
             hints=tuple(self.search.hints),
@@ -91,15 +91,15 @@ class BatchOptions:
         """Return a search with these options."""
         search = self.search
         if search.sampling:  # samples are independent, so draw only those that are used
-            search = replace(search, beam_size=self.lines.n_best)
+            search = replace(search, beam_size=self.line_options.n_best)
         return BatchSearch(
             backend=self.translator.backend,
             config=search,
-            n_best=self.lines.n_best,
+            n_best=self.line_options.n_best,
             max_tokens=self.translator.backend.max_tokens,
             num_forced=self.num_forced,
             src_tags=self.translator.list_src_tags(self.tags),
-            with_scores=self.lines.with_scores,
+            with_scores=self.line_options.with_scores,
             is_parallel=False,  # other workers search other rounds
         )
 

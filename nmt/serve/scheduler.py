@@ -94,7 +94,7 @@ class Scheduler:
             request.encoded,
             search_results,
             options.translator.tokenizer,
-            n_best=options.lines.n_best,
+            n_best=options.line_options.n_best,
             alignment=options.search.alignment,
         )
         results = apply_cases(results, request.encoded.cases)

@@ -278,8 +278,8 @@ class TextTranslator:
         options = self.choose_protection(options, sentences)
         batch_options = self.make_batch_options(direction, options, alignment=alignment)
         if not recase:
-            line_options = replace(batch_options.lines, recase=False)
-            batch_options = replace(batch_options, lines=line_options)
+            line_options = replace(batch_options.line_options, recase=False)
+            batch_options = replace(batch_options, line_options=line_options)
         timeout_seconds = self._config.timeout_seconds
         try:
             return await self._scheduler.translate(

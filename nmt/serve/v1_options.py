@@ -30,7 +30,8 @@ _PARAMETERS = {
     "target",
     "text",
 }
-_MAX_SAMPLED_SENTENCES = 64  # number of sentences of a request with sampling, which is one batch
+# of one request, since all of its sentences are sampled in one batch
+_MAX_SAMPLED_SENTENCES = 64
 _MAX_FORBIDDEN_PHRASES = 100
 _MAX_GLOSSARY_PAIRS = 10_000
 
@@ -73,8 +74,7 @@ _SEARCH_CHOICES: dict[str, type[Enum]] = {
 def read_options(api_request: ApiRequest) -> TranslationOptions:
     """Return the options of a request.
 
-    Raises an `HttpError` with status 400 or 404, or a `ConfigError`, for unknown parameters and
-    invalid values.
+    Raises an `InvalidRequestError` or a `ConfigError` for unknown parameters and invalid values.
     """
     params = api_request.params
     for name in sorted(params):
@@ -102,7 +102,7 @@ def read_options(api_request: ApiRequest) -> TranslationOptions:
 def _check_search(search: object, max_beam_size: int) -> None:
     """Check that `search` is an object of search settings within the limits of the server.
 
-    Raises an `HttpError` or a `ConfigError`. Both lead to a response with status 400.
+    Raises an `InvalidRequestError` or a `ConfigError`. Both lead to a response with status 400.
     """
     if not isinstance(search, dict):
         raise InvalidRequestError("search is not an object")
@@ -125,7 +125,7 @@ def _check_search(search: object, max_beam_size: int) -> None:
 
 
 def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
-    """Raise a 400 `HttpError` unless a search setting has the type and range of `allowed`."""
+    """Raise an `InvalidRequestError` unless a number has the type and range of `allowed`."""
     types: tuple[type, ...] = (int,)
     type_name = "an integer"
     if allowed.number_type is float:
@@ -139,10 +139,11 @@ def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
 
 
 def _check_phrases(name: str, phrases: object) -> None:
-    """Raise a 400 `HttpError` unless `phrases` is a short list of texts that are not empty."""
-    items = phrases if isinstance(phrases, list) else [None]  # an invalid list
-    are_texts = all(isinstance(item, str) and item.strip() for item in items)
-    if not are_texts or len(items) > _MAX_FORBIDDEN_PHRASES:
+    """Raise an `InvalidRequestError` unless `phrases` is a short list of nonempty texts."""
+    is_valid = False
+    if isinstance(phrases, list) and len(phrases) <= _MAX_FORBIDDEN_PHRASES:
+        is_valid = all(isinstance(phrase, str) and phrase.strip() for phrase in phrases)
+    if not is_valid:
         raise InvalidRequestError(
             f"{name} is not a list of at most {_MAX_FORBIDDEN_PHRASES} phrases"
         )
@@ -152,8 +153,8 @@ def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossar
     """Return the glossary of a request, or None if `glossary` is None.
 
     `glossary` is a list of [source, target] pairs, or the name of one of the server's `glossaries`.
-    Raises `HttpError` with status 404 for an unknown name, 400 for another type, and 409 for an
-    invalid term.
+    Raises an `InvalidRequestError` with status 404 for an unknown name, 400 for another type, and
+    409 for an invalid term.
     """
     if glossary is None:
         return None
@@ -181,11 +182,16 @@ def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossar
 def check_options(
     api_request: ApiRequest, options: TranslationOptions, texts: Sequence[str]
 ) -> None:
-    """Raise a 409 `HttpError` for options that contradict each other or that the model lacks."""
-    source, _, direction = api_request.service.models.resolve_direction(texts[0], options)
-    if direction is None:
+    """Raise an `InvalidRequestError` with status 409 if the options do not work together.
+
+    Checks that the model for the first text supports the options, that search can return `n_best`
+    translations, that a prefix is for a single sentence, and that few sentences are sampled.
+    """
+    src_lang, _, direction = api_request.service.models.resolve_direction(texts[0], options)
+    if direction is None:  # a text without words is copied, and needs no model
         return
-    if options.glossary is not None:  # one line is enough to check if the backend has glossaries
+    if options.glossary is not None:
+        # whether the backend supports glossaries does not depend on their size
         search = {**options.search, "glossary": options.glossary.lines[:1]}
         options = replace(options, search=search)
     text_translator = api_request.service.text_translator
@@ -195,11 +201,11 @@ def check_options(
         direction.translator.backend.check(batch_options.search)
     except ConfigError as error:
         raise InvalidRequestError(str(error), status=409) from None
-    if options.n_best > batch_options.lines.n_best:
+    if options.n_best > batch_options.line_options.n_best:
         name = "alternatives" if batch_options.search.alternatives else "beam_size"
         raise InvalidRequestError(
             f"n_best={options.n_best} is more than "
-            f"{name}={batch_options.search.max_results} from {source}; raise search.{name}",
+            f"{name}={batch_options.search.max_results} from {src_lang}; raise search.{name}",
             status=409,
         )
     if options.prefix:
@@ -217,12 +223,14 @@ def check_options(
 def _check_prefix(
     api_request: ApiRequest, options: TranslationOptions, texts: Sequence[str]
 ) -> None:
-    """Raise a 409 `HttpError` unless the request has a single plain sentence."""
+    """Raise an `InvalidRequestError` unless the request is a single sentence of plain text."""
     split_sentences = api_request.service.text_translator.should_split_sentences(options)
     num_sentences = 0
     for text in texts:
         num_sentences += len(parse_plain_text(text, split_sentences=split_sentences).sentences)
-    if num_sentences != 1 or options.is_html:
+    if options.is_html:
+        raise InvalidRequestError("prefix needs format=text", status=409)
+    if num_sentences != 1:
         raise InvalidRequestError(
             f"prefix is for one plain sentence, not for {num_sentences}; send the sentences one by "
             "one, or set split_sentences to false",
