@@ -53,7 +53,7 @@ class DataSource:
     has_alignment_file: bool = False  # whether the third file is an alignment
     score: str | None = None  # column of the score in TSV, from 1, or its field in JSON
     tags: Tags = Tags()  # put before the sources and targets when they are encoded
-    key: str = ""  # key of its settings, such as data.train, for messages
+    settings_key: str = ""  # key of its settings, such as data.train, for messages
 
     @property
     def alignment_file_index(self) -> int:

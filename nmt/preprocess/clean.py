@@ -14,7 +14,8 @@ Every character that is replaced and every pair that is dropped is counted. The 
 - A score is a column of TSV, a field of JSON, or a line of a separate file. A line without a finite
   number as its score is malformed.
 
-Held-out pairs are repaired and never dropped.
+A pair with an error is dropped. If it is held out, it is repaired instead. For lines that are not
+UTF-8 and for malformed lines, `data.invalid` can require an error or replacement instead.
 """
 
 # In shapes, N is the number of pairs of a chunk.
@@ -46,32 +47,32 @@ OVERLONG = "line too large"
 
 
 @dataclass(frozen=True)
-class Replacement:
+class ReplacementRule:
     """A rule that replaces characters inside of lines."""
 
     name: str  # key in the report
     character: str  # occurs in every match
     pattern: re.Pattern[str]
-    by: str = " "
+    replacement: str = " "
 
 
 _REPLACEMENTS = [
-    Replacement("BOM", "\ufeff", re.compile(r"\A\ufeff"), by=""),
-    Replacement("CRLF", "\r", re.compile(r"\r\Z"), by=""),
-    Replacement("CR", "\r", re.compile("\r")),
-    Replacement("VT", "\v", re.compile("\v")),
-    Replacement("FF", "\f", re.compile("\f")),
-    Replacement("FS", "\x1c", re.compile("\x1c")),
-    Replacement("GS", "\x1d", re.compile("\x1d")),
-    Replacement("RS", "\x1e", re.compile("\x1e")),
-    Replacement("NEL", "\x85", re.compile("\x85")),
-    Replacement("U+2028", "\u2028", re.compile("\u2028")),
-    Replacement("U+2029", "\u2029", re.compile("\u2029")),
+    ReplacementRule("BOM", "\ufeff", re.compile(r"\A\ufeff"), replacement=""),
+    ReplacementRule("CRLF", "\r", re.compile(r"\r\Z"), replacement=""),
+    ReplacementRule("CR", "\r", re.compile("\r")),
+    ReplacementRule("VT", "\v", re.compile("\v")),
+    ReplacementRule("FF", "\f", re.compile("\f")),
+    ReplacementRule("FS", "\x1c", re.compile("\x1c")),
+    ReplacementRule("GS", "\x1d", re.compile("\x1d")),
+    ReplacementRule("RS", "\x1e", re.compile("\x1e")),
+    ReplacementRule("NEL", "\x85", re.compile("\x85")),
+    ReplacementRule("U+2028", "\u2028", re.compile("\u2028")),
+    ReplacementRule("U+2029", "\u2029", re.compile("\u2029")),
 ]
 # applied to strings of JSON, where line feeds are written as \n
-_LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
+_LINE_FEED = ReplacementRule("LF", "\n", re.compile("\n"))
 # applied to held-out pairs alone, since a filter drops training pairs with NUL
-_NUL = Replacement("NUL", "\0", re.compile("\0"))
+_NUL = ReplacementRule("NUL", "\0", re.compile("\0"))
 # links of source and target words, such as 0-0 1-2, or an empty line
 _ALIGNMENT = re.compile(r"(\d{1,5}-\d{1,5}( +\d{1,5}-\d{1,5})*)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -79,9 +80,11 @@ _JSON_DECODER = json.JSONDecoder(strict=False)  # accepts control characters ins
 
 
 def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChunk:
-    """Read the pairs of a chunk and drop unreadable pairs. Held-out pairs are repaired instead.
+    """Decode the pairs of a chunk. Drops pairs with errors, or repairs them if they are held out.
 
-    Raises `DataError`, with file and line, for errors that `data.invalid` does not allow.
+    With `data.invalid=error`, raises a `DataError`, with file and line, for lines that are not UTF-8
+    and for malformed lines. With `data.invalid=replace`, repairs the former, and raises a
+    `DataError` for the latter. Overlong lines never raise it.
     """
     reader = _ChunkReader(chunk)
     texts = reader.read()  # sources, targets and perhaps alignments
@@ -96,36 +99,38 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
         scores=scores,
         alignments=texts[2] if len(texts) > 2 else None,
     )
-    overlong = [LineError(line - chunk.first_line, side, OVERLONG) for line, side in chunk.overlong]
-    invalid = list(reader.invalid.values())
+    overlong = []
+    for line_number, side in chunk.overlong:
+        overlong.append(LineError(line_number - chunk.first_line, side, OVERLONG))
+    not_utf8 = list(reader.not_utf8.values())
     malformed = list(reader.malformed.values())
-    if invalid and config.data.invalid is Invalid.error:
-        _raise_for_invalid(result, sort_by_line(invalid)[0])
-    # `Invalid.replace` only replaces bytes, so that a line without a text is an error
+    if not_utf8 and config.data.invalid is Invalid.error:
+        _raise_for_not_utf8(result, sort_by_line(not_utf8)[0])
+    # `Invalid.replace` can replace bytes, but not a missing text, so malformed lines are errors
     if malformed and config.data.invalid is not Invalid.drop:
         _raise_for_malformed(result, sort_by_line(malformed)[0])
     if held_out:
         result.count_repairs(OVERLONG, overlong, len(overlong))
-        result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
+        result.count_repairs(NOT_UTF8, not_utf8, reader.num_replaced)
         result.count_repairs(MALFORMED, malformed, len(malformed))
         reader.replace(result.src, _NUL, side=0)
         reader.replace(result.tgt, _NUL, side=1)
         return result
     result.drop_errors(OVERLONG, overlong)
     if config.data.invalid is Invalid.replace:
-        result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
+        result.count_repairs(NOT_UTF8, not_utf8, reader.num_replaced)
     else:
-        result.drop_errors(NOT_UTF8, invalid)
+        result.drop_errors(NOT_UTF8, not_utf8)
     result.drop_errors(MALFORMED, malformed)
     return result
 
 
-def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
+def _raise_for_not_utf8(chunk: CleanChunk, error: LineError) -> None:
     """Raise a `DataError` about a line that is not UTF-8."""
     fix = "fix the line"
     if error.byte:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
-    # The location has no byte, since `error.message` names it.
+    # `error.message` names the byte, so the location is only file and line
     location = chunk.raw_chunk.locate(error.row, error.side)
     raise DataError(f"{location}: {error.message}; {fix}, or set data.invalid=replace or drop")
 
@@ -137,17 +142,19 @@ def _raise_for_malformed(chunk: CleanChunk, error: LineError) -> None:
         src, tgt = error.other_fields[:2]
         advice = (
             f"it has {', '.join(error.other_fields)}; name the fields of source and target, such "
-            f"as {chunk.raw_chunk.source.key}.fields=[{src},{tgt}]"
+            f"as {chunk.raw_chunk.source.settings_key}.fields=[{src},{tgt}]"
         )
     raise DataError(f"{chunk.locate_error(error)}: {error.message}; {advice}")
 
 
-def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
+def _substitute(
+    lines: list[str], pattern: re.Pattern[str], replacement: str
+) -> tuple[int, list[int]]:
     """Replace `pattern` in lines, in place. Returns the number of matches, and their rows."""
     rows = [row for row, line in enumerate(lines) if pattern.search(line)]
     num_matches = 0
     for row in rows:
-        lines[row], num_in_line = pattern.subn(by, lines[row])
+        lines[row], num_in_line = pattern.subn(replacement, lines[row])
         num_matches += num_in_line
     return num_matches, rows
 
@@ -155,16 +162,18 @@ def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[in
 class _ChunkReader:
     """Decodes and repairs the lines of one chunk, and collects its errors and counts.
 
-    Call the methods in this order: `read`, `read_scores`, `forgive_overlong`.
+    Call the methods in this order: `read`, `read_scores`, `forgive_overlong`. In all methods, `side`
+    is the index of a file: 0 for the source or for the only file, 1 for the target, then the
+    alignments and the scores, if they have files.
     """
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
         self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
-        self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
-        self.num_invalid = 0  # invalid bytes, and halves of surrogate pairs
+        self.not_utf8: dict[tuple[int, int], LineError] = {}  # by row and side
+        self.num_replaced = 0  # invalid bytes, and halves of surrogate pairs in JSON
         self.malformed: dict[int, LineError] = {}  # the first error of each malformed row
-        # the score of each row as text, which `read` sets if the file of the text has the scores
+        # The score of each row, not yet parsed. `read` sets it if texts and scores share a file.
         self._score_texts: list[str] | None = None
 
     def read(self) -> list[list[str]]:
@@ -200,9 +209,10 @@ class _ChunkReader:
         A line without a finite number is malformed, and its score becomes 0.
         """
         source = self._chunk.source
-        file_index = len(source.paths) - 1  # scores are in the only file, or in the last one
         num_text_files = 3 if source.has_alignment_file else 2
+        # false for TSV and JSONL, which have a single file
         has_score_file = len(source.paths) > num_text_files
+        file_index = len(source.paths) - 1  # the score file, or the only file
         if has_score_file:
             lines = self._split(self._decode(file_index), file_index)
             if source.score is None:
@@ -227,18 +237,19 @@ class _ChunkReader:
         return scores
 
     def forgive_overlong(self) -> None:
-        """Remove the errors of overlong lines from `malformed`: `clean` counts these on their own.
+        """Remove overlong lines from `malformed`.
 
-        A chunk has an empty line in the place of an overlong line.
+        A chunk has an empty line instead of an overlong one, which may look malformed. `clean`
+        counts it as overlong only.
         """
-        for line, _ in self._chunk.overlong:
-            self.malformed.pop(line - self._chunk.first_line, None)
+        for line_number, _ in self._chunk.overlong:
+            self.malformed.pop(line_number - self._chunk.first_line, None)
 
-    def replace(self, lines: list[str], rule: Replacement, side: int) -> None:
+    def replace(self, lines: list[str], rule: ReplacementRule, side: int) -> None:
         """Apply a rule to all lines of one side, in place, and count the replacements."""
-        number, rows = _substitute(lines, rule.pattern, rule.by)
+        num_matches, rows = _substitute(lines, rule.pattern, rule.replacement)
         examples = [self._chunk.locate(row, side) for row in rows[:NUM_EXAMPLES]]
-        self.counts.count(self.counts.replaced, rule.name, number, examples)
+        self.counts.add(self.counts.replaced, rule.name, num_matches, examples)
 
     def _decode(self, side: int) -> str:
         r"""Decode the lines of one file as one text, without the last \n."""
@@ -258,10 +269,10 @@ class _ChunkReader:
         except UnicodeDecodeError as error:
             byte = error.start + 1
             message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
-            self.invalid[row, side] = LineError(row, side, message, byte)
+            self.not_utf8[row, side] = LineError(row, side, message, byte)
             # has a surrogate for each invalid byte
             escaped = line.decode("utf-8", "surrogateescape")
-            self.num_invalid += len(_SURROGATE.findall(escaped))
+            self.num_replaced += len(_SURROGATE.findall(escaped))
             return line.decode("utf-8", "replace")
 
     def _split(self, text: str, side: int) -> list[str]:
@@ -324,11 +335,12 @@ class _ChunkReader:
     def _clean_field(self, texts: list[str], name: str) -> list[str]:
         r"""Replace characters that JSON can escape, such as \n and half surrogate pairs."""
         self.replace(texts, _LINE_FEED, 0)
-        number, rows = _substitute(texts, _SURROGATE, "\ufffd")
-        self.num_invalid += number
+        num_matches, rows = _substitute(texts, _SURROGATE, "\ufffd")
+        self.num_replaced += num_matches
         for row in rows:
             message = f'half a surrogate pair in the field "{name}"'
-            self.invalid.setdefault((row, 0), LineError(row, 0, message))
+            self.not_utf8.setdefault((row, 0), LineError(row, 0, message))
+        # the texts have no line feed any more, so this only replaces the other characters
         return self._split("\n".join(texts), 0)
 
 

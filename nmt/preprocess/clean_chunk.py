@@ -34,9 +34,7 @@ class PairCounts:
     examples: dict[str, list[Location]] = field(default_factory=dict)
     """The first locations for each reason and rule, at most `NUM_EXAMPLES`."""
 
-    def count(
-        self, counter: Counter[str], name: str, number: int, examples: list[Location]
-    ) -> None:
+    def add(self, counter: Counter[str], name: str, number: int, examples: list[Location]) -> None:
         """Add `number` to `counter[name]`, where `counter` is `dropped` or `replaced`.
 
         `examples` are the first locations on one side of a chunk. They are merged with the examples
@@ -150,7 +148,7 @@ class CleanChunk:
         num_dropped = int(is_dropped.sum())
         if num_dropped:
             self.counts.kept -= num_dropped
-            self.counts.count(self.counts.dropped, reason, num_dropped, examples)
+            self.counts.add(self.counts.dropped, reason, num_dropped, examples)
             indices = np.flatnonzero(keep).tolist()
             self.src = [self.src[i] for i in indices]
             self.tgt = [self.tgt[i] for i in indices]
@@ -168,7 +166,7 @@ class CleanChunk:
         number of errors.
         """
         examples = [self.locate_error(error) for error in sort_by_line(errors)]
-        self.counts.count(self.counts.replaced, reason, number, examples)
+        self.counts.add(self.counts.replaced, reason, number, examples)
 
 
 def sort_by_line(errors: Collection[LineError]) -> list[LineError]:

@@ -156,7 +156,7 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
             has_alignment_file=corpus.split.alignments is not None,
             score=corpus.split.score,
             tags=direction.tags,
-            key=corpus.key,
+            settings_key=corpus.key,
         )
         spool_prefix = spool_dir / (f"{split}-{corpus.name}" if corpus.name else split)
         if corpus.split.dataset is not None:
