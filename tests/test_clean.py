@@ -225,7 +225,7 @@ def test_the_first_malformed_line_is_named_whatever_is_wrong_with_it() -> None:
 
 def test_json_with_other_fields_names_them_and_the_setting() -> None:
     lines = [b'{"id": 7, "en": "a", "de": "b", "note": "c"}', b'{"src": "a", "id": "b", "de": "c"}']
-    chunk = make_chunk([lines[:1]], Format.jsonl, key="data.corpora.news")
+    chunk = make_chunk([lines[:1]], Format.jsonl, settings_key="data.corpora.news")
     expected = (
         'both:1: no text in the field "src"; it has en, de, note; name the fields of source and '
         "target, such as data.corpora.news.fields=[en,de]"

@@ -2,6 +2,9 @@
 
 Expat reads a file in blocks, so that memory does not depend on its size. Files with entity
 declarations are refused, since entities can expand to any amount of text.
+
+In TMX, a unit (`tu`) has a variant (`tuv`) for each language, and its text is in `seg`. In XLIFF, a
+unit has the elements `source` and `target`, and the languages are attributes of the file.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from xml.parsers import expat
 from nmt.errors import DataError, list_first
 
 MAX_TEXT_LENGTH = 1 << 20  # in characters
-# elements within a text that contain markup of the original document, such as <b>
+# Elements within a text that contain markup of the original document, such as <b>: paired tags
+# (bpt, ept), isolated tags (it), placeholders (ph) and unknown tags (ut).
 _MARKUP = {"bpt", "ept", "it", "ph", "ut"}
 _UNITS = {"tu", "trans-unit", "segment"}  # elements with a pair: in TMX, XLIFF 1.2 and XLIFF 2
 # elements whose texts are skipped: alternative translations, text between segments, notes
@@ -35,8 +39,8 @@ def read_pairs(
         blocks: content of the file.
         name: name of the file, for messages.
         languages: language codes of source and target, or "" for the languages that an XLIFF file
-            states. `en` also matches a variant such as `en-US`: the first text of a unit whose
-            code begins with `en-`. `en-US` matches only itself.
+            states. The code `en` selects the text of `en`, or else the first text with a code such
+            as `en-US`. The code `en-US` selects only that variant.
         keep_markup: keep the content of elements for markup, such as `<ph>`, as text. The content
             of all other elements within a text is always kept. Tags are always removed.
 
@@ -71,16 +75,15 @@ class _Reader:
         self.keep_markup = keep_markup
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
-        self._root_languages = ("", "")  # source and target language of the root, in XLIFF 2
-        # source and target language of the current element `file`, in XLIFF 1.2 and 2
-        self._file_languages = ("", "")
+        # Source and target language that an XLIFF file states. `languages` has precedence.
+        self._root_languages = ("", "")  # of the root element; XLIFF 2 states them there
+        self._file_languages = ("", "")  # of the current element `file`; by default, of the root
         self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text, or None outside of texts
         self._text_length = 0  # in characters
-        # 0 outside of an element of `_MARKUP`, 1 in the element, 2 in an element in it, and so on
-        self._markup_depth = 0
-        self._skip_depth = 0  # the same for elements of `_SKIPPED`
+        self._markup_depth = 0  # number of open elements, from the outermost one in `_MARKUP`
+        self._skip_depth = 0  # number of open elements, from the outermost one in `_SKIPPED`
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
@@ -145,13 +148,13 @@ class _Reader:
     def _guess_target(self, source: str) -> str:
         """Return the target language of a file that states only its source language.
 
-        The file translates between the two languages that the caller asks for. So the target is
-        the one that is not the source.
+        This assumes that the file has the two languages of the caller, in either order.
         """
         src_lang, tgt_lang = self.languages
         if _normalize(source) == _normalize(src_lang):
             return tgt_lang
-        if _primary_subtag(source) == _primary_subtag(tgt_lang):
+        is_opposite_direction = _primary_subtag(source) == _primary_subtag(tgt_lang)
+        if is_opposite_direction:
             return src_lang
         return tgt_lang
 
@@ -179,6 +182,7 @@ class _Reader:
                 self._markup_depth -= 1
             elif element in ("seg", "source", "target"):
                 text = " ".join("".join(self._text).split())
+                # of several texts in a language, the first one is kept
                 self._unit_texts.setdefault(_normalize(self._language), text)
                 self.languages_seen.add(self._language)
                 self._text = None

@@ -82,9 +82,8 @@ _JSON_DECODER = json.JSONDecoder(strict=False)  # accepts control characters ins
 def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChunk:
     """Decode the pairs of a chunk. Drops pairs with errors, or repairs them if they are held out.
 
-    With `data.invalid=error`, raises a `DataError`, with file and line, for lines that are not UTF-8
-    and for malformed lines. With `data.invalid=replace`, repairs the former, and raises a
-    `DataError` for the latter. Overlong lines never raise it.
+    Raises a `DataError` with file and line for a line that is not UTF-8 if `data.invalid` is error,
+    and for a malformed line if it is error or replace.
     """
     reader = _ChunkReader(chunk)
     texts = reader.read()  # sources, targets and perhaps alignments
@@ -162,9 +161,9 @@ def _substitute(
 class _ChunkReader:
     """Decodes and repairs the lines of one chunk, and collects its errors and counts.
 
-    Call the methods in this order: `read`, `read_scores`, `forgive_overlong`. In all methods, `side`
-    is the index of a file: 0 for the source or for the only file, 1 for the target, then the
-    alignments and the scores, if they have files.
+    Call the methods in this order: `read`, `read_scores`, `forgive_overlong`. In all methods,
+    `side` is the index of a file: 0 for the source or for the only file, 1 for the target. Files of
+    alignments and scores, if any, follow.
     """
 
     def __init__(self, chunk: Chunk) -> None:
