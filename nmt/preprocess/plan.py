@@ -2,8 +2,12 @@
 
 One scan of the training text suffices for all three, unless the filters drop unusually many pairs.
 The results are stored in the plan folder, so that an interrupted run does not repeat this work.
+
 In this file, a key is a sample key: a hash of the number of a pair (see `scan.py`). The sample for
-the tokenizers consists of the pairs with the smallest keys.
+the tokenizers consists of the pairs with the smallest keys. The scan only writes pairs with keys
+below a limit, `KeyLimits.sample_below`. Candidates for held-out sets have other keys, with the limit
+`KeyLimits.held_out_below`. "Taken" lines are the sentences of the pairs that were taken out of the
+training text for held-out sets.
 """
 
 from __future__ import annotations
@@ -60,9 +64,13 @@ def scan_training_text(job: Job, spans: Sequence[Span]) -> Job:
     Returns the job with these sets. Raises a `ConfigError` if the text has too few pairs for them.
     """
     config = job.config
-    learns_pieces = config.tokenizer.learns_from_text
     limits = _first_scan_limits(job, spans)
-    if learns_pieces or requested_sizes(config) or config.filter.drops_duplicates:
+    needs_scan = (
+        config.tokenizer.learns_from_text
+        or bool(requested_sizes(config))
+        or config.filter.drops_duplicates
+    )
+    if needs_scan:
         scan(job, spans, _STAGE, limits)
     return take_held_out(job, spans, _STAGE, limits)
 
@@ -95,9 +103,9 @@ def make_tokenizers_and_mark_duplicates(job: Job, spans: Sequence[Span]) -> Toke
 
 
 def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
-    """Return limits of keys for the first scan.
+    """Return limits of keys that usually give the first scan enough pairs.
 
-    The pairs below the limits suffice, unless the filters drop unusually many.
+    If the filters drop too many of these pairs, a second scan follows.
     """
     num_pairs = sum(span.num_pairs for span in spans)
     sample_below = 0
@@ -119,24 +127,24 @@ def _hash_normal_forms(lines: Sequence[str]) -> Keys | None:
 
 def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> None:
     """Train the tokenizers on a sample of the training text. Writes them to the plan folder."""
-    end_key = _find_sample_end(job, spans, taken_lines)
+    sample_end_key = _find_sample_end(job, spans, taken_lines)
     action = "extending" if job.config.tokenizer.model else "training"
     log.info("%s the tokenizer", action)
     pair_files = _pair_files(job, spans)
-    make_trainer = partial(_make_trainer, job.config, pair_files, end_key)
+    make_trainer = partial(_make_trainer, job.config, pair_files, sample_end_key)
     worker: Workers[Path, None] = CurrentProcess(make_trainer)
     if sum(path.stat().st_size for path in pair_files) > _MAX_BYTES_IN_PROCESS:
         # SentencePiece ignores Ctrl-C and never releases its memory, so it gets its own process
         worker = Processes(1, make_trainer)
     with worker:
-        for _ in worker.map([job.work.plan]):  # waits until the tokenizers are written
-            pass
+        # one task, which writes the tokenizers to this folder; `list` waits for its end
+        list(worker.map([job.work.plan]))
 
 
 def _make_trainer(
-    config: PreprocessConfig, pair_files: list[Path], end_key: np.uint64
+    config: PreprocessConfig, pair_files: list[Path], sample_end_key: np.uint64
 ) -> Callable[[Path], None]:
-    """Return a function that trains on the pairs with keys below `end_key`.
+    """Return a function that trains on the pairs with keys below `sample_end_key`.
 
     The function writes the tokenizers to the folder that is its argument.
     """
@@ -144,9 +152,10 @@ def _make_trainer(
     def read_sample(side: Literal["src", "tgt"]) -> Iterator[str]:
         side_index = 0 if side == "src" else 1
         for path in pair_files:
-            is_sampled = _read_keys(path) < end_key
+            is_sampled = _read_keys(path) < sample_end_key
             with _open_pairs(path, len(is_sampled)) as stream:
-                pairs = zip(stream, stream, strict=True)  # a pair is two consecutive lines
+                # a pair is two consecutive lines, which `zip` takes from the same stream
+                pairs = zip(stream, stream, strict=True)
                 for pair in compress(pairs, is_sampled.tolist()):
                     yield pair[side_index].removesuffix("\n")
 
@@ -169,15 +178,16 @@ def _make_tokenizers(config: PreprocessConfig, read_sample: ReadSide) -> Tokeniz
 def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> np.uint64:
     """Return the smallest key that is not in the sample for the tokenizer.
 
-    If the first scan wrote fewer pairs than the sample needs, scans again and writes all pairs.
+    First rewrites the files of keys, so that pairs with a taken line are not in the sample. If
+    fewer pairs are left than the sample needs, scans the text again to get all pairs.
     """
     size = sample_size(job.config.tokenizer)
     limits = _first_scan_limits(job, spans)
     pair_files = _pair_files(job, spans)
     stage = _STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # An interrupted second scan may have written more keys to some files. Without the keys of the
-    # other files, they do not count.
+    # After an interrupted second scan, some files have all keys, and the others only the keys below
+    # the limit. So only keys below the limit are counted.
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_STAGE} for the sample"
@@ -203,7 +213,8 @@ def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
 
 def _read_keys(pair_file: Path) -> Keys:
     """Read the keys of the pairs in a file that `scan` wrote."""
-    # Each pair has a key of 8 bytes, and at least 2 bytes in `pair_file`: its line ends.
+    # The text of a pair has at least 2 bytes, the ends of its two lines, and its key has 8 bytes. So
+    # the keys are at most 4 times as large as the texts.
     max_bytes = 4 * pair_file.stat().st_size
     with open_regular(pair_file.with_suffix(".keys"), max_bytes=max_bytes) as file:
         return np.fromfile(file, np.uint64)
@@ -218,7 +229,7 @@ def _open_pairs(pair_file: Path, num_pairs: int) -> Iterator[TextIO]:
 
 
 def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Keys:
-    """Exclude pairs with a held-out sentence from the sample. Returns the keys of all pairs.
+    """Exclude pairs with a taken line from the sample. Returns the keys of all pairs.
 
     Rewrites the files of keys: an excluded pair gets `MAX_KEY`, which is never in the sample.
     """
@@ -227,7 +238,8 @@ def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Ke
     for path in pair_files:
         keys = _read_keys(path)
         if taken_set is not None:
-            keys[_find_taken(path, len(keys), taken_set)] = MAX_KEY
+            excluded_pairs = _find_taken(path, len(keys), taken_set)
+            keys[excluded_pairs] = MAX_KEY
             with replace_file(path.with_suffix(".keys")) as temporary:
                 keys.tofile(temporary)
         keys_by_file.append(keys)
@@ -249,7 +261,7 @@ def _find_taken(pair_file: Path, num_pairs: int, taken_set: LineSet) -> list[int
 
 
 def sample_size(config: TokenizerConfig) -> int:
-    """Return the number of pairs that give a tokenizer at most `max_sentences` lines.
+    """Return the size of the sample in pairs. Each tokenizer gets at most `max_sentences` lines.
 
     A joint tokenizer learns from both lines of a pair, and separate ones from one line each.
     """
@@ -259,7 +271,9 @@ def sample_size(config: TokenizerConfig) -> int:
 
 
 def sample_key_limit(size: int, num_pairs: int) -> int:
-    """Return a limit that probably leaves a sample of `size` pairs after some are dropped.
+    """Return a limit of keys that selects over twice as many pairs as the sample has, or all.
+
+    So the sample is usually complete even if the filters drop some of the pairs.
 
     Keys are distributed evenly from 0 to `MAX_KEY`. Of all pairs, a share of limit / MAX_KEY
     therefore has keys below the limit.

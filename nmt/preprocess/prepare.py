@@ -74,10 +74,10 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
         if not config.overwrite:
             num_pairs = sum(span.num_pairs for span in spans)
             work.check_existing_pairs(num_pairs)  # an existing data folder must have as many
-        # takes held-out sets out of the training text, and returns the job with these sets
+        # the new job also has the held-out sets that this takes out of the training text
         job = scan_training_text(job, spans)
         held_out_chunks = read_held_out(job)
-        # a validation set that was taken from the training text is swapped in the same way
+        # if the training text has its sides swapped, so has a validation set taken out of it
         if config.data.valid.num_pairs is None:
             warn_of_swapped_sides(job, spans, held_out_chunks["valid"])
         tokenizers = make_tokenizers_and_mark_duplicates(job, spans)
@@ -90,7 +90,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
 def _make_job(config: PreprocessConfig, work: Workspace) -> Job:
     """Find the sources of all splits, and return the job that reads them.
 
-    Text that cannot be read from uncompressed files is copied to the folder `work.spool`.
+    Text from archives, compressed files and datasets is first copied to files in `work.spool`.
     """
     train_sources = find_sources(config, "train", work.spool)
     by_corpus: dict[str, list[DataSource]] = {}
@@ -120,18 +120,21 @@ def _finish_folder(
     _check_dropped(train_statistics)
     statistics = {"train": train_statistics}
     index_by_split = {"train": train_index}
-    # this encoder looks for no held-out lines, since it encodes the held-out splits themselves
+    # Training pairs with held-out sentences are dropped. `held_out=None` switches this off, since
+    # the held-out pairs themselves are encoded here.
     encoder = ShardEncoder(job, held_out=None)
     for split, chunks in held_out_chunks.items():
         src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)
         write_lines(folder / f"{split}.tgt", tgt)
         statistics[split], index_by_split[split] = _encode_held_out(encoder, split, chunks)
-    repeats = None
-    # a filter that drops duplicates has counted them already, as dropped pairs
+    duplicates = None
+    # if the filter drops duplicates, the report already counts them among the dropped pairs
     if not job.config.filter.drops_duplicates:
-        repeats = count_repeats(job.work.hashes)
-    report = build_report(statistics, config=job.config, tokenizers=tokenizers, duplicates=repeats)
+        duplicates = count_repeats(job.work.hashes)
+    report = build_report(
+        statistics, config=job.config, tokenizers=tokenizers, duplicates=duplicates
+    )
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)
     (folder / "report.html").write_text(render_data_report(report), encoding="utf-8", newline="\n")
@@ -153,23 +156,29 @@ def _finish_folder(
 def _encode_held_out(
     encoder: ShardEncoder, split: str, chunks: list[CleanChunk]
 ) -> tuple[dict[str, Statistics], list[CorpusIndex]]:
-    """Write the shards of a held-out split. Returns statistics and index of each corpus."""
+    """Write the shards of a held-out split. Returns statistics and index of each corpus.
+
+    Without `data.corpora`, the only corpus has the name "".
+    """
     statistics_by_corpus = {}
-    index = []
+    corpus_indices = []
     # the chunks are sorted by corpus, as are the sources of a job
     for corpus, corpus_chunks in groupby(chunks, key=lambda chunk: chunk.corpus):
         shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
         statistics_by_corpus[corpus], shards = encoder.write(shard_name, corpus_chunks)
-        index.append(CorpusIndex(corpus, weight=1.0, shards=shards))
-    return statistics_by_corpus, index
+        corpus_indices.append(CorpusIndex(corpus, weight=1.0, shards=shards))
+    return statistics_by_corpus, corpus_indices
 
 
 def _merge_records(
     job: Job, spans: Sequence[Span]
 ) -> tuple[dict[str, Statistics], list[CorpusIndex]]:
-    """Merge the records of all spans into the statistics and the index of each training corpus."""
+    """Merge the records of all spans into the statistics and the index of each training corpus.
+
+    Without `data.corpora`, the only corpus has the name "" and the weight 1.
+    """
     statistics_by_corpus = {}
-    index = []
+    corpus_indices = []
     for corpus in job.sources:
         statistics = Statistics()
         shards = []
@@ -180,8 +189,8 @@ def _merge_records(
         statistics_by_corpus[corpus] = statistics
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
-            index.append(CorpusIndex(corpus, weight=weight, shards=shards))
-    return statistics_by_corpus, index
+            corpus_indices.append(CorpusIndex(corpus, weight=weight, shards=shards))
+    return statistics_by_corpus, corpus_indices
 
 
 def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
@@ -192,7 +201,7 @@ def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
     if total.kept == 0:
         raise no_pairs_left_error(total)
     dropped = Counter(total.dropped)
-    dropped.pop(HELD_OUT, None)  # these were taken out on purpose
+    dropped.pop(HELD_OUT, None)  # held-out pairs are dropped on purpose, so they cause no warning
     if dropped.total() > _MAX_DROPPED_SHARE * total.read:
         log.warning(
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
