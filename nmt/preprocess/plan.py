@@ -5,7 +5,7 @@ The results are stored in the plan folder, so that an interrupted run does not r
 
 In this file, a key is a sample key: a hash of the number of a pair (see `scan.py`). The sample for
 the tokenizers consists of the pairs with the smallest keys. The scan only writes pairs with keys
-below a limit, `KeyLimits.sample_below`. Candidates for held-out sets have other keys, with the limit
+below a limit, `KeyLimits.sample_below`. Held-out sets have other keys, with another limit,
 `KeyLimits.held_out_below`. "Taken" lines are the sentences of the pairs that were taken out of the
 training text for held-out sets.
 """
@@ -213,8 +213,8 @@ def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
 
 def _read_keys(pair_file: Path) -> Keys:
     """Read the keys of the pairs in a file that `scan` wrote."""
-    # The text of a pair has at least 2 bytes, the ends of its two lines, and its key has 8 bytes. So
-    # the keys are at most 4 times as large as the texts.
+    # The text of a pair has at least 2 bytes, the ends of its two lines, and its key has 8 bytes.
+    # So the keys are at most 4 times as large as the texts.
     max_bytes = 4 * pair_file.stat().st_size
     with open_regular(pair_file.with_suffix(".keys"), max_bytes=max_bytes) as file:
         return np.fromfile(file, np.uint64)
