@@ -74,7 +74,7 @@ class SingleModel:
         self.config = request.config
         self.bos_id = tokenizer.tgt.bos_id
         self.eos_id = tokenizer.tgt.eos_id
-        self.limit = request.length_limits()[0]
+        self.max_length = request.length_limits()[0]  # in tokens, including EOS
         self._forbidden = forbidden_ids(tokenizer.tgt)
         self._stepper = stepper
         self._state = state  # from `stepper.start_single`
@@ -90,7 +90,7 @@ class SingleModel:
         """Keep the hypotheses at `rows`, in that order; a row may be repeated or missing."""
         self._state = self._stepper.reorder(self._state, torch.tensor(rows))
 
-    def hypothesis(self, tokens: list[int], log_probs: list[float]) -> Hypothesis:
+    def make_hypothesis(self, tokens: list[int], log_probs: list[float]) -> Hypothesis:
         """Return a complete hypothesis with its score."""
         return Hypothesis.from_tokens(tokens, log_probs, self.config, eos_id=self.eos_id)
 
@@ -100,24 +100,24 @@ def _search_greedily(model: SingleModel) -> Hypothesis:
     tokens: list[int] = []
     token_log_probs: list[float] = []
     token = model.bos_id
-    while len(tokens) < model.limit:
+    while len(tokens) < model.max_length:
         log_probs = model.next_log_probs([token])[0]  # (V,)
         token = int(log_probs.argmax())  # the lowest id if several are equal
         tokens.append(token)
         token_log_probs.append(float(log_probs[token]))
         if token == model.eos_id:
             break
-    return model.hypothesis(tokens, token_log_probs)
+    return model.make_hypothesis(tokens, token_log_probs)
 
 
 @dataclass(frozen=True)
 class Continuation:
     """A hypothesis with one more token."""
 
-    parent: int  # row of the hypothesis that it continues
+    parent_row: int  # row in the beam of the hypothesis that it continues
     tokens: list[int]  # BOS, then the tokens of the hypothesis
     log_probs: list[float]  # log-probability of each token after BOS
-    total: np.float32  # sum of the log-probabilities, rounded as in the ranking
+    total: np.float32  # sum of the log-probabilities; float32, as in `BeamSearch`
 
 
 def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
@@ -125,26 +125,27 @@ def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
     beam_size = model.config.beam_size
     results = ResultList(model.request.num_results)
     beam = [Continuation(0, [model.bos_id], [], np.float32(0))]
-    for length in range(1, model.limit + 1):
-        log_probs = model.next_log_probs([hypothesis.tokens[-1] for hypothesis in beam])  # (R, V)
+    for length in range(1, model.max_length + 1):
+        last_tokens = [continuation.tokens[-1] for continuation in beam]  # (R,)
+        log_probs = model.next_log_probs(last_tokens)  # (R, V)
         ranking = _rank_continuations(beam, log_probs, 2 * beam_size)
         live = []
         for rank, candidate in enumerate(ranking):
             if candidate.tokens[-1] != model.eos_id:
                 live.append(candidate)
-            elif rank < beam_size:
-                results.add(model.hypothesis(candidate.tokens[1:], candidate.log_probs))
+            elif rank < beam_size:  # only one of the best continuations can become a result
+                results.add(model.make_hypothesis(candidate.tokens[1:], candidate.log_probs))
         beam = live[:beam_size]
-        if length == model.limit:
+        if length == model.max_length:
             for candidate in beam:  # these are complete, though they do not end with EOS
-                results.add(model.hypothesis(candidate.tokens[1:], candidate.log_probs))
+                results.add(model.make_hypothesis(candidate.tokens[1:], candidate.log_probs))
             beam = []
-        elif results.worst_score > NEG_INF:
+        elif results.worst_score > NEG_INF:  # the list of results is full
             threshold = _prune_threshold(model, results.worst_score, length)
             beam = [candidate for candidate in beam if candidate.total > threshold]
         if not beam:
             break
-        model.reorder([candidate.parent for candidate in beam])
+        model.reorder([candidate.parent_row for candidate in beam])
     return results.hypotheses
 
 
@@ -155,7 +156,7 @@ def _rank_continuations(
 
     Among equal totals, lower rows come first, then lower tokens.
     """
-    previous = np.array([hypothesis.total for hypothesis in beam])  # (R,)
+    previous = np.array([continuation.total for continuation in beam])  # (R,)
     totals = (previous[:, None] + log_probs).ravel()  # (R * V,)
     best = _find_highest(totals, count)
     rows, tokens = np.divmod(best, log_probs.shape[1])
@@ -163,7 +164,7 @@ def _rank_continuations(
     for i, row, token in zip(best.tolist(), rows.tolist(), tokens.tolist(), strict=True):
         parent = beam[row]
         continuation = Continuation(
-            parent=row,
+            parent_row=row,
             tokens=[*parent.tokens, token],
             log_probs=[*parent.log_probs, float(log_probs[row, token])],
             total=totals[i],
@@ -175,8 +176,9 @@ def _rank_continuations(
 def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     """Return the indices of up to `count` highest values above minus infinity, best first.
 
-    Equal values keep their order. Only sorts values that reach a threshold: the values are divided
-    into groups, and the threshold is the `count`-th highest maximum of a group.
+    Equal values keep their order. Few values are sorted: only those that reach a lower bound of the
+    `count`-th highest value. The values are divided into groups, and the `count`-th highest maximum
+    of a group is such a bound. `count` is at most the number of groups.
     """
     threshold = np.finfo(np.float32).min  # the lowest value above minus infinity
     group_size = len(values) // _NUM_GROUPS
@@ -191,11 +193,14 @@ def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
 
 
 def _prune_threshold(model: SingleModel, worst_score: float, length: int) -> float:
-    """Return the log-probability that a live hypothesis must exceed to become a result."""
+    """Return the log-probability that a live hypothesis must exceed to become a result later.
+
+    `worst_score` is the score of the last result.
+    """
     threshold = prune_threshold(
         torch.tensor([worst_score], dtype=torch.float64),
         torch.tensor([length]),
-        torch.tensor([model.limit]),
+        torch.tensor([model.max_length]),
         model.config,
     )
     return float(threshold)

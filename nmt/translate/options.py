@@ -24,7 +24,8 @@ from nmt.errors import ConfigError, suggest_names
 MAX_SOURCE_LENGTH = 256
 """Maximum number of tokens of a source, including EOS. Models rarely see longer sources in
 training, since `nmt-preprocess` drops them by default."""
-_MIN_SOURCE_LENGTH = 8  # tokens; always holds one character: at most a space, four bytes and EOS
+# Even one character can need six tokens: a space, four bytes and EOS.
+_MIN_SOURCE_LENGTH = 8
 
 
 class ScoreOptions(SearchOptions, total=False):
@@ -69,9 +70,10 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
 class LineOptions:
     """How lines are encoded, batched and translated.
 
-    `Translator` makes these from `TranslateOptions` and from the settings of its model. Only
-    `recase`, `copy_symbols`, `protect`, `hints`, `unk_replacement`, `rerank`, `tags` and `context`
-    change the best translation of a line of at most `max_source_length` tokens.
+    `Translator` makes these from `TranslateOptions` and from the settings of its model. The best
+    translation of a line of at most `max_source_length` tokens depends on `recase`, `copy_symbols`,
+    `protect`, `hints`, `unk_replacement`, `rerank`, `tags` and `context`. The other options change
+    how longer lines are split, how batches are made, and which results are returned.
     """
 
     n_best: int = 1
@@ -79,8 +81,8 @@ class LineOptions:
     with_scores: bool = True
     """Whether scores are needed. If False, an engine may return empty lists and nan instead."""
     max_tokens: int | None = None
-    """Maximum size of a batch: its number of segments times the beam size times the number of
-    tokens of its longest source, including EOS. None selects the default of the engine."""
+    """Maximum number of tokens of a batch: segments * beam size * tokens of the longest source,
+    including EOS. None selects the default of the engine."""
     too_long: TooLong = TooLong.split
     max_source_length: int = MAX_SOURCE_LENGTH
     """Maximum number of tokens of a source, including tags and EOS."""
@@ -93,11 +95,11 @@ class LineOptions:
     """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`. A line is
     not split inside of these."""
     hints: tuple[str, ...] = ()
-    """Lines of a glossary whose terms become hints in the source, see `SearchConfig.hints`. A line
-    is not split inside of a term."""
+    """Lines of a glossary with `glossary_mode=soft`: its terms become hints in the source, see
+    `SearchConfig.hints`. A line is not split inside of a term."""
     required_terms: tuple[str, ...] = ()
-    """Lines of a glossary whose terms search requires, see `SearchConfig.required_terms`. A line is
-    not split inside of a term."""
+    """Lines of a glossary with `glossary_mode=hard`: search requires its terms, see
+    `SearchConfig.required_terms`. Here they only keep a line from being split inside of a term."""
     unk_replacement: bool = False
     """Whether to replace each unknown token of a translation with the source word that it attends
     to most."""
@@ -112,26 +114,43 @@ class LineOptions:
         if self.max_tokens is not None:
             require_valid(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
         if self.rerank is not None and self.rerank.candidates is not None:
-            num_candidates = self.rerank.candidates
-            problem = "must be at least n_best"
-            require_valid(num_candidates >= self.n_best, "candidates", num_candidates, problem)
+            require_valid(
+                self.rerank.candidates >= self.n_best,
+                "candidates",
+                self.rerank.candidates,
+                "must be at least n_best",
+            )
         if self.context:
+            self._check_context()
+        require_valid(
+            not (self.unk_replacement and self.hints),
+            "unk_replacement",
+            self.unk_replacement,
+            "does not work with glossary_mode=soft",
+        )
+        require_valid(
+            self.max_source_length >= _MIN_SOURCE_LENGTH,
+            "max_source_length",
+            self.max_source_length,
+            f"must be at least {_MIN_SOURCE_LENGTH}",
+        )
+
+    def _check_context(self) -> None:
+        """Raise a `ConfigError` for options that do not work with `context`."""
+        if self.n_best > 1:
             problem = "only works with one translation per line"
-            require_valid(self.n_best == 1, "context", self.context, problem)
-            # lines are joined, and only a tag at the start of the joined text counts as a tag
+        elif self.tags.choices:
+            # Each line would begin with its own tag. The model reads several lines as one text, in
+            # which only the first tag counts.
             problem = (
                 "needs one direction for all lines; give tgt_lang=..., or src_tag=... or "
                 "tgt_tag=..."
             )
-            require_valid(not self.tags.choices, "context", self.context, problem)
-            is_valid = self.rerank is None
-            require_valid(is_valid, "context", self.context, "does not work with rerank")
-        if self.unk_replacement:
-            problem = "does not work with glossary_mode=soft"
-            require_valid(not self.hints, "unk_replacement", self.unk_replacement, problem)
-        is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH
-        problem = f"must be at least {_MIN_SOURCE_LENGTH}"
-        require_valid(is_valid, "max_source_length", self.max_source_length, problem)
+        elif self.rerank is not None:
+            problem = "does not work with rerank"
+        else:
+            return
+        raise ConfigError(f"context={self.context}: {problem}")
 
 
 def make_line_options(
@@ -148,9 +167,12 @@ def make_line_options(
         rerank_config = RerankConfig(**rerank_options)
         if rerank_config.rerank is not Reranking.none:
             rerank = rerank_config
-    n_best = 1
-    if not best_only:
-        n_best = config.max_results if rerank is None else rerank.count_candidates(config)
+    if best_only:
+        n_best = 1
+    elif rerank is None:
+        n_best = config.max_results
+    else:
+        n_best = rerank.count_candidates(config)
     return LineOptions(
         n_best=n_best,
         with_scores=not best_only,
@@ -182,7 +204,7 @@ def check_options(options: Mapping[str, Any], option_class: type) -> dict[str, A
     for name, value in options.items():
         if name not in type_hints:
             raise ConfigError(f"{name}: no such option here; {suggest_names(name, type_hints)}")
-        expected_type = get_args(type_hints[name])[0]  # every option has a hint `type | None`
+        expected_type = get_args(type_hints[name])[0]  # `int` for the type hint `int | None`
         if value is not None and not _has_type(value, expected_type):
             raise TypeError(f"{name}={value!r}: must be of type {expected_type.__name__}")
     return {name: value for name, value in options.items() if value is not None}
@@ -195,12 +217,14 @@ _read_type_hints = functools.cache(get_type_hints)
 def _has_type(value: Any, expected_type: Any) -> bool:
     """Return whether a value has the expected type; numbers of NumPy count as int or float.
 
-    Returns True for `Iterable[str]`: `nmt.translate.windows.check_lines` checks each text when it
-    is read. A `list[str]` must not be a single text.
+    Texts in an `Iterable[str]` are not checked here, but when `nmt.translate.windows.check_lines`
+    reads them. For a `list[str]`, only a single text is refused, whose items would be characters.
     """
-    origin = get_origin(expected_type)
-    if origin is not None:
-        return origin is not list or not isinstance(value, str)
+    generic_type = get_origin(expected_type)  # such as `list` for `list[str]`, else None
+    if generic_type is list:
+        return not isinstance(value, str)
+    if generic_type is not None:
+        return True
     if isinstance(value, bool):  # bool is a subclass of int
         return expected_type is bool
     if expected_type is int:
