@@ -195,6 +195,7 @@ def test_the_newest_intact_checkpoints_and_the_best_are_kept(
     for newest_intact, keep_last, updates, expected in (
         (0, 2, range(1, 7), [2, 5, 6]),
         (2, 1, range(3, 5), [2, 4]),  # all checkpoints after update 2 are damaged
+        (2, 2, [5], [2, 5]),  # a damaged one before the next checkpoint
     ):
         saver = Saver(tmp_path, update=newest_intact, keep_last=keep_last)
         if newest_intact:  # the link still led to update 6

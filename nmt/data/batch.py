@@ -17,7 +17,7 @@ from nmt.data.tokenizer import Tokenizers
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 MICRO_BATCH_TOKENS = 1024
-"""Maximum cost of a micro-batch on a CPU. A larger maximum takes more memory. Training with 768 is
+"""Approximate cost of a micro-batch on a CPU. A larger one takes more memory. Training with 768 is
 2 to 4 % slower.
 """
 

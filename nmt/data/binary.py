@@ -72,7 +72,7 @@ class DataInfo:
     splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)
     src_vocab_size: int | None = None  # size of the source vocabulary; None if there is only one
     directions: dict[str, LanguagePair] = field(default_factory=dict)
-    """The direction of each corpus, keyed by its name. Empty if no corpus has a language tag."""
+    """The direction of each corpus, keyed by its name. Empty if no corpus has a tag."""
 
     def __post_init__(self) -> None:
         require_valid(self.temperature >= 1, "temperature", self.temperature, "must be at least 1")

@@ -136,7 +136,8 @@ def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
     The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Tokens
-    do not move past a fixed token: the keys after it are larger by the limit of the noise.
+    do not move past a fixed token: its key is larger by the limit of the noise, and the keys after
+    it are larger by twice the limit.
     """
     # with a separator between two lines: 0 in the first line, 1 at the separator, 2 in the second
     segment_indices = 2 * is_fixed.cumsum() - is_fixed

@@ -18,7 +18,7 @@ def shuffle_pairs(pairs: Pairs, seed: int = 1) -> Iterator[tuple[Ids, Ids]]:
     """
     rng = Random(seed)
     # A Fisher-Yates shuffle of the list of all indices: each step exchanges the value at `position`
-    # with a random later one. Only values that differ from their position are stored.
+    # with a random later one. Only exchanged values are stored.
     indices: dict[int, int] = {}
     for position in range(len(pairs)):
         drawn_position = rng.randrange(position, len(pairs))

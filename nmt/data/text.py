@@ -225,7 +225,10 @@ def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[by
 
 
 def _limited_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a byte stream. Only `MAX_LINE_BYTES` + 1 bytes of a long line are read."""
+    """Yield the lines of a byte stream, and a line above `MAX_LINE_BYTES` in several parts.
+
+    The first part has `MAX_LINE_BYTES` + 1 bytes, so that the caller can refuse the line.
+    """
     while line := stream.readline(MAX_LINE_BYTES + 1):
         yield line
 

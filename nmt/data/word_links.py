@@ -58,7 +58,7 @@ def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
     tgt_lengths = tgt_bounds[tgt_words + 1] - tgt_bounds[tgt_words]
     # (K,) from here: for each link of pieces, the index of its link of words
     link_indices = np.repeat(np.arange(len(links)), tgt_lengths)
-    first_links = np.cumsum(tgt_lengths) - tgt_lengths  # (L,), first of the K links of each word
+    first_links = np.cumsum(tgt_lengths) - tgt_lengths  # (L,), first of the K links of pieces
     # positions of the pieces, counted from the start of their words
     tgt_offsets = np.arange(len(link_indices)) - first_links[link_indices]
     src_offsets = tgt_offsets * src_lengths[link_indices] // tgt_lengths[link_indices]

@@ -10,6 +10,7 @@ import torch
 
 from nmt.config import TrainConfig
 from nmt.data import Rows
+from nmt.data.batch import batch_cost
 from nmt.data.batching import TokenBatchSampler
 from nmt.errors import ConfigError
 from nmt.runtime.distributed import World, gather
@@ -52,9 +53,10 @@ def _find_for_stage(
     learner.objective.train()
 
     def run_batch(indices: Rows) -> None:
-        # only the first micro-batch, the largest, since they run one after the other
+        # micro-batches run one after the other, so the largest one needs the most memory
         micro_batches = learner.batch_maker.split_rows(rows[indices])
-        learner.run_without_update(micro_batches[0])
+        costs = [batch_cost(learner.batch_maker.lengths[part]) for part in micro_batches]
+        learner.run_without_update(micro_batches[costs.index(max(costs))])
 
     def measure(max_tokens: int) -> int | None:
         reset_peak_memory(learner.device)

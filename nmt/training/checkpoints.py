@@ -158,11 +158,14 @@ class Saver:
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
         """Continue a run at `update`, the update of its newest checkpoint that could be read.
 
-        Newer checkpoints are damaged, and the first `save` removes them.
+        Newer checkpoints are damaged. They are removed, or overwritten, by the next `save`.
         """
         self.run_dir = run_dir
-        self.newest_update = update  # update of the newest intact checkpoint
         self.keep_last = keep_last
+        self.damaged_updates = set()
+        for checkpoint in list_checkpoints(run_dir):
+            if parse_checkpoint_update(checkpoint) > update:
+                self.damaged_updates.add(parse_checkpoint_update(checkpoint))
         self.failure: str | None = None  # why the newest checkpoint could not be written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: Future[None] = self._thread.submit(lambda: None)  # nothing to wait for
@@ -194,7 +197,7 @@ class Saver:
 
         def write_checkpoint() -> None:
             save_model(folder, weights, info, tokenizers, write_extra_files=write_trainer_file)
-            self.newest_update = info.updates
+            self.damaged_updates.discard(info.updates)
             replace_link(self.run_dir / "checkpoints/latest", folder.name)
             self._remove_old(best_updates)
 
@@ -253,7 +256,7 @@ class Saver:
             parse_checkpoint_update(folder): folder for folder in list_checkpoints(self.run_dir)
         }
         # in ascending order, as in `list_checkpoints`
-        intact_updates = [update for update in folders if update <= self.newest_update]
+        intact_updates = [update for update in folders if update not in self.damaged_updates]
         newest_updates = intact_updates[-self.keep_last :]
         updates_to_keep = {*best_updates, *newest_updates}
         for update, folder in folders.items():
