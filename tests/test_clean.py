@@ -27,7 +27,7 @@ from dirt import (
     read_tsv,
 )
 
-from nmt.config import DataConfig, Invalid, PreprocessConfig
+from nmt.config import DataConfig, InvalidLinePolicy, PreprocessConfig
 from nmt.errors import DataError
 from nmt.preprocess import chunks
 from nmt.preprocess.chunks import DataSource, Format, read_chunks
@@ -39,13 +39,13 @@ NUL = "NUL character"
 SEEDS = range(12)
 Reader = Callable[[tuple[bytes, ...], int, CleanResult], Row]
 POLICIES = [  # invalid, held_out
-    (Invalid.replace, False),
-    (Invalid.drop, False),
-    (Invalid.drop, True),
+    (InvalidLinePolicy.replace, False),
+    (InvalidLinePolicy.drop, False),
+    (InvalidLinePolicy.drop, True),
 ]
 
 
-def settings(invalid: Invalid = Invalid.error) -> PreprocessConfig:
+def settings(invalid: InvalidLinePolicy = InvalidLinePolicy.error) -> PreprocessConfig:
     return PreprocessConfig(data=DataConfig(invalid=invalid))
 
 
@@ -60,7 +60,7 @@ def slow_clean(
         reasons = []
         for file, byte, size in row.broken:
             location = (file, number, byte)
-            if held_out or config.data.invalid is Invalid.replace:
+            if held_out or config.data.invalid is InvalidLinePolicy.replace:
                 result.note(result.replaced, NOT_UTF8, size, location)
             else:
                 reasons.append((NOT_UTF8, location))
@@ -134,7 +134,7 @@ def assert_cleaned_line_by_line(
     format: Format,
     draw: Callable[[int], list[list[bytes]]],
     read: Reader,
-    policies: list[tuple[Invalid, bool]],
+    policies: list[tuple[InvalidLinePolicy, bool]],
     **source: Any,
 ) -> None:
     """Compare with cleaning one pair after the other, under each policy."""
@@ -169,7 +169,7 @@ def test_counts_do_not_depend_on_how_a_file_is_cut(
     for path, side in zip(paths, lines, strict=True):
         path.write_bytes(b"\n".join(side))  # the last line has no end
     source = DataSource("", Format.pair, paths, ("a.src", "b.tgt"))
-    config = settings(Invalid.drop)
+    config = settings(InvalidLinePolicy.drop)
     expected = slow_clean(lines, read_pair, config, held_out=False)
     for size in (1, 7, 1000):
         monkeypatch.setattr(chunks, "PAIRS_PER_CHUNK", size)
@@ -210,10 +210,10 @@ def test_a_malformed_line_is_an_error_or_is_dropped() -> None:
         chunk = make_chunk([[good, line, good]], format, first_line=11)
         expected = rf"^both:12: {problem}; fix the line, .*data\.invalid="
         with pytest.raises(DataError, match=expected):
-            clean_and_filter(chunk, settings(Invalid.error))
-        cleaned = clean_and_filter(chunk, settings(Invalid.drop))
+            clean_and_filter(chunk, settings(InvalidLinePolicy.error))
+        cleaned = clean_and_filter(chunk, settings(InvalidLinePolicy.drop))
         assert (cleaned.lines.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"]), problem
-        held_out = clean_and_filter(chunk, settings(Invalid.drop), held_out=True)
+        held_out = clean_and_filter(chunk, settings(InvalidLinePolicy.drop), held_out=True)
         assert held_out.tgt[::2] == ["b", "b"], problem
 
 

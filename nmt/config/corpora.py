@@ -24,7 +24,7 @@ class Corpus(str, Enum):
     copy = "copy"  # included: sequences to copy
 
 
-class Invalid(str, Enum):
+class InvalidLinePolicy(str, Enum):
     """How to treat a line that is not UTF-8."""
 
     error = "error"  # stop and name file, line and byte
@@ -223,7 +223,9 @@ class DataConfig(Settings):
     )
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
-    invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
+    invalid: InvalidLinePolicy = option(
+        InvalidLinePolicy.error, "lines that are not UTF-8: error, replace or drop"
+    )
     max_stream_gb: float = option(
         16.0,
         "maximum size of a text from stdin or a pipe, unpacked, in GB",

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config import Invalid, PreprocessConfig
+from nmt.config import InvalidLinePolicy, PreprocessConfig
 from nmt.errors import DataError
 from nmt.preprocess.chunks import Chunk, Format
 from nmt.preprocess.clean_chunk import (
@@ -103,10 +103,10 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
         overlong.append(LineError(line_number - chunk.first_line, side, OVERLONG))
     not_utf8 = list(reader.not_utf8.values())
     malformed = list(reader.malformed.values())
-    if not_utf8 and config.data.invalid is Invalid.error:
+    if not_utf8 and config.data.invalid is InvalidLinePolicy.error:
         _raise_for_not_utf8(result, sort_by_line(not_utf8)[0])
-    # `Invalid.replace` can replace bytes, but not a missing text, so malformed lines are errors
-    if malformed and config.data.invalid is not Invalid.drop:
+    # the policy `replace` replaces bytes, but not a missing text, so a malformed line is an error
+    if malformed and config.data.invalid is not InvalidLinePolicy.drop:
         _raise_for_malformed(result, sort_by_line(malformed)[0])
     if held_out:
         result.count_repairs(OVERLONG, overlong, len(overlong))
@@ -116,7 +116,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
         reader.replace(result.tgt, _NUL, side=1)
         return result
     result.drop_errors(OVERLONG, overlong)
-    if config.data.invalid is Invalid.replace:
+    if config.data.invalid is InvalidLinePolicy.replace:
         result.count_repairs(NOT_UTF8, not_utf8, reader.num_replaced)
     else:
         result.drop_errors(NOT_UTF8, not_utf8)

@@ -388,6 +388,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 def make_encoding_task(job: Job) -> Task:
     """Return a function for `run_stage`. It writes the shard of a span and returns its record."""
     config = job.config
+    # sentences of the pairs that held-out sets took out of the training text
     taken_lines = read_taken_lines(job)
     taken_set = LineSet(taken_lines) if taken_lines else None
     drops_duplicates = config.filter.drops_duplicates
