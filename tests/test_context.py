@@ -225,7 +225,7 @@ def test_a_translation_is_the_part_after_the_separator_or_is_made_without_contex
 
 def test_context_needs_the_direction_of_a_model_with_several() -> None:
     with pytest.raises(ConfigError, match=r"^context=1: needs one direction .* give tgt_lang="):
-        LineOptions(context=1, tags=Tags(choices=("<2de>", "<2fr>")))
+        LineOptions(context=1, tags=Tags(src_choices=("<2de>", "<2fr>")))
     assert LineOptions(context=1, tags=Tags("<2de>")).context == 1
 
 

@@ -147,8 +147,8 @@ def test_a_line_with_a_separator_is_recased_without_context() -> None:
 
 
 def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None:
-    tags = Tags(choices=("<2de>", "<2fr>"))
-    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), tags.choices)
+    tags = Tags(src_choices=("<2de>", "<2fr>"))
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), tags.src_choices)
     lines = ["<2de> THE SMALL HOUSE", "<2fr>The Green Tree", "<2de> www.example.com", "<2de> {x}"]
     lines += ["<2de>", "<2fr> ", ""]
     options = LineOptions(tags=tags, protect=True)

@@ -152,7 +152,7 @@ def test_candidates_without_a_protected_text_are_last(*, protect: bool) -> None:
 def test_the_tag_of_a_source_is_no_protected_text() -> None:
     result = line_result(["Hallo Anna", "Hallo Anna", "Hallo {name}"])
     reranker = make_reranker(RerankConfig(rerank="mbr"), [], "cpu")
-    tags = Tags(choices=("<2de>",))
+    tags = Tags(src_choices=("<2de>",))
     [ranked] = rank_candidates(
         reranker, ["<2de> Hi {name}"], [result], n_best=1, protect=True, tags=tags
     )

@@ -29,7 +29,7 @@ class Tags(NamedTuple):
 
     src: str = ""
     tgt: str = ""
-    choices: tuple[str, ...] = ()
+    src_choices: tuple[str, ...] = ()
     """If not empty, each source must already begin with one of these tags, and `src` is empty."""
 
 
@@ -186,7 +186,7 @@ def choose_tags(
     """Return the tags of the direction that is requested by its languages or by its tags.
 
     If nothing is requested, but directions differ in their source tags, the result has these tags
-    as `choices`. Raises a `ConfigError` if no direction of the model matches the request, or if
+    as `src_choices`. Raises a `ConfigError` if no direction of the model matches the request, or if
     several match and have different tags.
     """
     if src_tag and src_tag not in tokenizers.src.all_pieces():
@@ -211,9 +211,9 @@ def choose_tags(
         return Tags()
     if len(matching_tags) == 1:
         return matching_tags.pop()
-    choices = tuple(sorted({tags.src for tags in matching_tags} - {""}))
-    if choices and not request:
-        return Tags(choices=choices)
+    src_choices = tuple(sorted({tags.src for tags in matching_tags} - {""}))
+    if src_choices and not request:
+        return Tags(src_choices=src_choices)
     missing_option = ""
     if not tgt_lang:
         missing_option = "tgt_lang=... or "
@@ -259,11 +259,11 @@ def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
 
 
 def split_tag(line: str, tags: Tags) -> tuple[str, str]:
-    """Divide a source that begins with one of `tags.choices` into this tag and its text.
+    """Divide a source that begins with one of `tags.src_choices` into this tag and its text.
 
-    The tag is empty without choices.
+    The tag is empty without `src_choices`.
     """
-    for tag in tags.choices:
+    for tag in tags.src_choices:
         if line.startswith(tag):
             return tag, line.removeprefix(tag).removeprefix(" ")
     return "", line
@@ -301,15 +301,15 @@ def encode_sources(
 ) -> list[list[int]]:
     """Return the ids of each line, with the tag before it. A line without tokens gets no ids.
 
-    If there are `tags.choices`, raises a `DataError` for a line that does not begin with one of
+    If there are `tags.src_choices`, raises a `DataError` for a line that does not begin with one of
     them. `first_line` is the number of earlier lines, which the line number in the error counts.
     """
-    if tags.choices:
+    if tags.src_choices:
         for number, line in enumerate(lines, start=first_line + 1):
-            if line.strip() and not line.startswith(tags.choices):
+            if line.strip() and not line.startswith(tags.src_choices):
                 raise DataError(
                     f"line {number} names no direction; give tgt_lang=..., or begin it with one "
-                    f"of {' '.join(tags.choices)}"
+                    f"of {' '.join(tags.src_choices)}"
                 )
     rows = tokenizer.encode_batch(tag_lines(lines, tags.src))
     tag_ids = tokenizer.encode(tags.src)

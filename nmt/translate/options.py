@@ -137,9 +137,9 @@ class LineOptions:
 
     def _check_context(self) -> None:
         """Raise a `ConfigError` for options that do not work with `context`."""
-        if self.n_best > 1:
+        if self.n_best != 1:
             problem = "only works with one translation per line"
-        elif self.tags.choices:
+        elif self.tags.src_choices:
             # Each line would begin with its own tag. The model reads several lines as one text, in
             # which only the first tag counts.
             problem = (

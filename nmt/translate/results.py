@@ -282,7 +282,7 @@ def render(
     As text, a line becomes its best translation or, with `n_best` above 1, an n-best list in the
     format of Moses. As JSON, a line becomes one object. With `protect`, counts the translations
     that lack a placeholder, tag or address of the line. Translations need not contain the tag that
-    a line begins with, one of `tags.choices`.
+    a line begins with, one of `tags.src_choices`.
     """
     lines = []
     counts = LineCounts()

@@ -60,7 +60,7 @@ def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[Lang
         )
     except ConfigError as error:
         raise ConfigError(f"reverse_model={name}: {error}") from None
-    if tags.choices:
+    if tags.src_choices:
         advice = "give src_lang=... and tgt_lang=..."
         codes = {pair.src_lang for pair in languages} | {pair.tgt_lang for pair in languages}
         if codes <= set(DEFAULT_LANGUAGES):

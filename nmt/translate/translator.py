@@ -313,11 +313,11 @@ class Translator:
     def list_src_tags(self, tags: Tags) -> list[str]:
         """Return the tags that sources may begin with: source tags of `tags` and all directions."""
         src_tags = [direction.src_tag for direction in self.directions]
-        return [tag for tag in (tags.src, *tags.choices, *src_tags) if tag]
+        return [tag for tag in (tags.src, *tags.src_choices, *src_tags) if tag]
 
     def find_languages(self, tags: Tags) -> list[LanguagePair]:
         """Return the directions that text with these tags may have."""
-        if tags.choices:  # the text itself has a tag
+        if tags.src_choices:  # the text itself has a tag
             return list(self.directions)
         directions = [direction for direction in self.directions if direction.tags == tags]
         if directions:

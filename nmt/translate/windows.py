@@ -312,7 +312,7 @@ class _SourceEncoder:
     def _split(self, line: str) -> list[list[int]]:
         """Split a line, and return the ids of its segments.
 
-        If the line begins with one of `tags.choices`, each segment gets that tag.
+        If the line begins with one of `tags.src_choices`, each segment gets that tag.
         """
         tag, text = split_tag(line, self._options.tags)
         segment_tags = Tags(tag) if tag else self._options.tags
