@@ -323,6 +323,9 @@ def test_a_prefix_of_several_sentences_is_refused(server: Running) -> None:
         assert answer.status in (400, 409), answer
     answer = server.post("/v1/translate", text="The house. A tree.", prefix="the", **GOOD)
     assert "prefix is for one plain sentence, not for 2; send" in answer.json["error"]
+    answer = server.post("/v1/translate", text="the house", prefix="the", format="html", **GOOD)
+    assert answer.status == 409
+    assert "prefix needs format=text" in answer.json["error"]
     answer = server.post(
         "/v1/translate", text="The house. A tree.", prefix="the", split_sentences=False, **GOOD
     )

@@ -188,7 +188,8 @@ def check_options(
     translations, that a prefix is for a single sentence, and that few sentences are sampled.
     """
     src_lang, _, direction = api_request.service.models.resolve_direction(texts[0], options)
-    if direction is None:  # a text without words is copied, and needs no model
+    if direction is None:
+        # the text is copied: it has no words, or is in the target language already
         return
     if options.glossary is not None:
         # whether the backend supports glossaries does not depend on their size
