@@ -439,6 +439,7 @@ def test_the_engine_translates_as_native_search_does(
             theirs = translate_by_engine(exported(folder, BERGAMOT, **options), list(expected))
             num_equal = sum(a == b for a, b in zip(theirs, expected.values(), strict=True))
             least = len(expected)
-            if "quantization" in options:
+            # with a beam, the engine may repeat words up to its own limit of the length
+            if beam_size > 1 or "quantization" in options:
                 least = int(0.9 * len(expected))
             assert num_equal >= least, (name, beam_size, options, theirs)
