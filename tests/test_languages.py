@@ -24,7 +24,8 @@ from translating import translate, write_lines
 from nmt import Translator
 from nmt.data.binary import read_held_out
 from nmt.data.language_codes import language_name
-from nmt.data.languages import LanguagePair
+from nmt.data.languages import LanguagePair, Tags, encode_sources
+from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.translate.options import LineOptions
 from nmt.translate.windows import Window, encode_window
@@ -325,6 +326,12 @@ def test_held_out_pairs_of_tagged_corpora_need_a_corpus(
     )
     expected = "data.valid has no tag, but every corpus in data.corpora has one"
     assert expected in capfd.readouterr().err
+
+
+def test_a_line_without_tokens_gets_no_tag_either(tokenizer: Tokenizer) -> None:
+    tag_ids = tokenizer.encode("red")
+    rows = encode_sources(tokenizer, ["big house", "", "  "], Tags(src="red"))
+    assert rows == [tag_ids + tokenizer.encode("big house"), [], []]
 
 
 def test_a_code_with_a_script_or_territory_is_named_once_with_each() -> None:
