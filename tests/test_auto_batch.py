@@ -87,10 +87,10 @@ def device_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     capacity = [150]
     run = Learner.run_without_update
 
-    def run_or_fail(learner: Learner, rows: Any) -> None:
+    def run_or_fail(learner: Learner, rows: Any, **options: bool) -> None:
         if batch_cost(learner.batch_maker.lengths[rows]) > capacity[-1]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        run(learner, rows)
+        run(learner, rows, **options)
 
     monkeypatch.setattr(Learner, "run_without_update", run_or_fail)
     return capacity

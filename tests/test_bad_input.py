@@ -121,7 +121,7 @@ def test_impossible_settings_are_one_line(assert_refused: Refused) -> None:
         (
             "evaluate",
             "hypotheses=- references=[r,-]",
-            "references=-: only one setting can read stdin",
+            "only one of hypotheses, baseline, src and references can be - (stdin)",
         ),
         ("export", "model_dir=absent", "absent does not exist"),
     ]:

@@ -21,10 +21,11 @@ from torch.nn.utils import parameters_to_vector
 from toy import make_run, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Schedule
-from nmt.data.batch import MICRO_BATCH_TOKENS
+from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.layers import FastLinear
+from nmt.training.batches import BatchMaker
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, UpdateResult
 from nmt.training.loss import CUT_PROB, cut_embeddings, r_drop_loss
@@ -147,6 +148,28 @@ def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_pa
         resumed.load_state_dict(state, weights)
         assert change(learner, update).loss_sum == change(resumed, update).loss_sum, name
         assert_near(resumed.weights_to_save(), learner.weights_to_save(), name, atol=1e-6)
+
+
+def test_only_the_largest_micro_batch_runs_where_memory_is_measured(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.training.batches.MICRO_BATCH_TOKENS", 20)
+    learner = make_run(data_dir, tmp_path).learner
+    batch_maker = learner.batch_maker
+    costs: list[int] = []  # of the micro-batches that run
+
+    def record(rows: Any) -> Any:
+        costs.append(batch_cost(batch_maker.lengths[rows]))
+        return BatchMaker.make_micro_batch(batch_maker, rows)
+
+    monkeypatch.setattr(batch_maker, "make_micro_batch", record)
+    rows = np.argsort(batch_maker.lengths.max(axis=1))[-7:]  # the longest pair is the last one
+    learner.run_without_update(rows)
+    all_costs = list(costs)
+    costs.clear()
+    learner.run_without_update(rows, only_largest=True)
+    assert all_costs[0] < max(all_costs)
+    assert costs == [max(all_costs)]
 
 
 def test_schedule_free_validates_and_saves_the_average_and_trains_other_weights(

@@ -501,6 +501,9 @@ def test_nmt_evaluate_finds_weights_and_prints_what_they_give(
     scores = {score["name"]: score["value"] for score in report["scores"]}
     assert list(scores) == ["search BLEU", "search chrF2", "reranked BLEU", "reranked chrF2"]
     assert scores["reranked BLEU"] >= scores["search BLEU"] - 1e-9
+    assert command("evaluate", *files, *options, "format=json") == 0
+    without_reranking = json.loads(capsys.readouterr().out)["scores"]
+    assert without_reranking[0]["value"] == pytest.approx(scores["search BLEU"])
     weights = [f"{key}={value}" for key, value in report["weights"].items()]
     assert command("evaluate", *arguments, *weights, "format=json") == 0
     reranked = json.loads(capsys.readouterr().out)["scores"]

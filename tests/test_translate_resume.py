@@ -128,7 +128,9 @@ def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
         ]
         assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
         log = capfd.readouterr().err
-        assert message in log.split("starting over")[0].split("\n")[-1]
+        reason = re.search(r"cannot be continued \((.*)\); starting over|(.*); starting over", log)
+        assert reason is not None, log
+        assert message in reason[0], change
         lost_lines = re.search(r"starting over without its (\d+) lines\n", log)
         if message != "another input":
             assert lost_lines is not None, change

@@ -150,7 +150,8 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         inputs = [*self.hypotheses, self.baseline, self.src, *self.references]
         if inputs.count("-") > 1:
             raise ConfigError(
-                "references=-: only one setting can read stdin; give files to the others"
+                "only one of hypotheses, baseline, src and references can be - (stdin); give files "
+                "to the others"
             )
 
     def _check_without_model(self) -> None:

@@ -1,7 +1,8 @@
 """Settings of `nmt-train` and `nmt-average`.
 
 `on_resume` says what happens if a resumed run has another value of a setting: "accept" uses the new
-value, "log" also logs the change, and without `on_resume` the run is refused.
+value, "log" also logs the change. Without `on_resume`, the rule of the group of the setting holds,
+or else the run is refused.
 """
 
 from __future__ import annotations

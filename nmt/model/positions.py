@@ -186,7 +186,7 @@ def rotary_angles(index: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
 
 def rotate_pairs(x: Tensor, rotations: Tensor) -> Tensor:
     """Rotate pairs of dimensions of `x` (..., d) by the cosines and sines (..., d/2, 2)."""
-    pairs = x.to(rotations.dtype).reshape(*x.shape[:-1], -1, 2)  # (..., d/2, 2)
+    pairs = x.to(rotations.dtype).reshape(*x.shape[:-1], x.size(-1) // 2, 2)  # (..., d/2, 2)
     if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export():
         # neither torch.compile nor the export to ONNX supports complex numbers
         cos, sin = rotations.unbind(-1)  # (..., d/2)

@@ -14,8 +14,10 @@ Every character that is replaced and every pair that is dropped is counted. The 
 - A score is a column of TSV, a field of JSON, or a line of a separate file. A line without a finite
   number as its score is malformed.
 
-A pair with an error is dropped. If it is held out, it is repaired instead. For lines that are not
-UTF-8 and for malformed lines, `data.invalid` can require an error or replacement instead.
+Lines that are not UTF-8 and malformed lines are errors, unless `data.invalid` allows them: with
+"replace", bytes that are not UTF-8 are replaced; with "drop", both kinds of lines are dropped in
+training text and repaired in held-out text. Lines that are too large are always dropped in training
+text and repaired in held-out text.
 """
 
 # In shapes, N is the number of pairs of a chunk.

@@ -185,7 +185,8 @@ def check_options(
     """Raise an `InvalidRequestError` with status 409 if the options do not work together.
 
     Checks that the model for the first text supports the options, that search can return `n_best`
-    translations, that a prefix is for a single sentence, and that few sentences are sampled.
+    translations, that a prefix is for a single sentence, and that few sentences are sampled. Also
+    raises the errors of `resolve_direction` for the first text.
     """
     src_lang, _, direction = api_request.service.models.resolve_direction(texts[0], options)
     if direction is None:

@@ -10,7 +10,6 @@ import torch
 
 from nmt.config import TrainConfig
 from nmt.data import Rows
-from nmt.data.batch import batch_cost
 from nmt.data.batching import TokenBatchSampler
 from nmt.errors import ConfigError
 from nmt.runtime.distributed import World, gather
@@ -53,10 +52,7 @@ def _find_for_stage(
     learner.objective.train()
 
     def run_batch(indices: Rows) -> None:
-        # micro-batches run one after the other, so the largest one needs the most memory
-        micro_batches = learner.batch_maker.split_rows(rows[indices])
-        costs = [batch_cost(learner.batch_maker.lengths[part]) for part in micro_batches]
-        learner.run_without_update(micro_batches[costs.index(max(costs))])
+        learner.run_without_update(rows[indices], only_largest=True)
 
     def measure(max_tokens: int) -> int | None:
         reset_peak_memory(learner.device)

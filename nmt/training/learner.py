@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import Adapter, Optimizer, Sharding, TrainConfig
 from nmt.data import Rows
+from nmt.data.batch import batch_cost
 from nmt.data.batching import UpdatePlan
 from nmt.errors import ModelError, to_one_line
 from nmt.model.fast import FastTransformer
@@ -292,9 +293,16 @@ class Learner:
         with precision:
             return self.objective(batch)  # type: ignore[no-any-return]
 
-    def run_without_update(self, rows: Rows) -> None:
-        """Run one batch forward and backward, without exchanging gradients or clearing them."""
-        for micro_batch_rows in self.batch_maker.split_rows(rows):
+    def run_without_update(self, rows: Rows, *, only_largest: bool = False) -> None:
+        """Run one batch forward and backward, without exchanging gradients or clearing them.
+
+        Micro-batches run one after the other, so `only_largest` needs as much memory as all.
+        """
+        micro_batches = self.batch_maker.split_rows(rows)
+        if only_largest:
+            lengths = self.batch_maker.lengths
+            micro_batches = [max(micro_batches, key=lambda part: batch_cost(lengths[part]))]
+        for micro_batch_rows in micro_batches:
             with self._no_sync():
                 loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(micro_batch_rows))
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -109,12 +109,12 @@ class PartialFile:
                 f"{self.path} is being written by another process; wait for it, or set another "
                 "output"
             )
-        difference = self._load_state()
-        if difference:
+        problem = self._load_state()
+        if problem:
             log.warning(
-                "%s is from another job (%s differs); starting over without its %d lines",
+                "%s cannot be continued (%s); starting over without its %d lines",
                 self.path,
-                difference,
+                problem,
                 self.state.lines,
             )
             self.state = JobState(counts=self._counts_type())
@@ -217,19 +217,19 @@ class PartialFile:
         try:
             content = read_json(_state_path(self.path))
             if content.pop("format_version") != _FORMAT_VERSION:
-                return "the version of nmt"
+                return "written by another version of nmt"
             job = content.pop("job")
             counts = self._counts_type(**content.pop("counts"))
             self.state = JobState(**content, counts=counts)
         except FileNotFoundError:
             return ""
         except (DamagedError, KeyError, TypeError, AttributeError):
-            return "its state, which is damaged"
+            return "its state is damaged"
         if self.path.stat().st_size < self.state.bytes:
-            return "its size"
+            return "it is too short"
         all_keys = [*job, *(key for key in self._job if key not in job)]
         changed_keys = [key for key in all_keys if job.get(key) != self._job.get(key)]
-        return ", ".join(changed_keys)
+        return f"other {', '.join(changed_keys)}" if changed_keys else ""
 
     def _save(self) -> None:
         """Save the state, after the lines that it counts are safe on disk."""
