@@ -1,8 +1,11 @@
 """Settings of `nmt-train` and `nmt-average`.
 
-`on_resume` says what happens if a resumed run has another value of a setting: "accept" uses the new
-value, "log" also logs the change. Without `on_resume`, the rule of the group of the setting holds,
-or else the run is refused.
+A run may be resumed with a new value of a setting, depending on `on_resume`:
+
+- "accept": the run uses the new value.
+- "log": the run uses the new value, and logs the change.
+- without `on_resume`: the rule of the group of the setting holds; without one, the change is an
+  error.
 """
 
 from __future__ import annotations
@@ -72,8 +75,9 @@ class StageConfig(Settings):
     A stage ends when the next one starts.
     """
 
-    prefix = "stages."  # precedes the names of these settings in error messages
-    # every stage must set its start, since the default 0 is less than `low`
+    # precedes the names of these settings in error messages; a class variable, not a setting
+    prefix = "stages."
+    # the default is invalid on purpose, so that every stage must set its start
     start: int = option(0, "number of updates after which the stage starts", low=1)
     mix: dict[str, float] = option(
         dict, "weight of a corpus in this stage; corpora that are not named keep theirs"
@@ -83,13 +87,12 @@ class StageConfig(Settings):
     )
 
 
-# (setting, needed setting or property, problem): if the first is set, the second must be set too
+# (setting, needed setting, problem): if the first is set, the second must be set too
 _REQUIREMENTS = (
     ("freeze", "init_from", "needs init_from=FOLDER, a trained model"),
     ("init_rows", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter_rank", "adapter", "needs adapter=lora"),
-    ("lemmas", "has_hints", "needs augment.terminology"),
 )
 # (setting, conflicting setting, problem): at most one of the two may be set
 _CONFLICTS = (
@@ -135,7 +138,7 @@ class TrainConfig(RuntimeConfig):
     )
     init_rows: dict[str, str] = option(
         dict,
-        "embeddings of new pieces to copy from pieces of init_from: init_rows.NEW=OLD, such as "
+        "copy the embedding of a piece of init_from to a new piece: init_rows.NEW=OLD, such as "
         "init_rows.oci_Latn=cat_Latn",
     )
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
@@ -168,8 +171,8 @@ class TrainConfig(RuntimeConfig):
     )
     subword_sampling: float = option(
         0.0,
-        "segment words differently in every update: with a bpe tokenizer, the share of merges to "
-        "leave out (BPE-dropout), with unigram, alpha; 0 disables",
+        "share of merges that a bpe tokenizer leaves out at random (BPE-dropout), or alpha of a "
+        "unigram tokenizer; segments words differently in every update; 0 disables",
         low=0,
         below=1,
     )
@@ -181,6 +184,7 @@ class TrainConfig(RuntimeConfig):
     )
     noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
+    # None is written as auto
     max_tokens: int | None = option(
         4096,
         "size of a batch on one device: rows * longest side, padding included; auto measures at "
@@ -209,8 +213,8 @@ class TrainConfig(RuntimeConfig):
     )
     patience: int = option(
         0,
-        "stop after this number of validations without improvement, which count in the last stage "
-        "only; 0 disables",
+        "stop after this number of validations without improvement; validations before the last "
+        "stage do not count; 0 disables",
         low=0,
         on_resume="accept",
     )
@@ -274,18 +278,20 @@ class TrainConfig(RuntimeConfig):
     def check(self) -> None:
         self._check_stages()
         self._check_profile()
-        for key, needed, problem in _REQUIREMENTS:
+        for key, needed_key, problem in _REQUIREMENTS:
             if self._is_set(key):
-                self.require(self._is_set(needed), key, problem)
-        for key, conflicting, problem in _CONFLICTS:
-            if self._is_set(key):
-                self.require(not self._is_set(conflicting), key, problem)
+                self.require(self._is_set(needed_key), key, problem)
+        if self.lemmas:
+            self.require(self.has_hints, "lemmas", "needs augment.terminology")
+        for key, conflicting_key, problem in _CONFLICTS:
+            are_both_set = self._is_set(key) and self._is_set(conflicting_key)
+            self.require(not are_both_set, key, problem)
         trainable_parts = list(Part)
         if self.adapter is Adapter.lora:  # LoRA adds nothing to embeddings
             trainable_parts = [Part.encoder, Part.decoder]
-        is_training = any(part not in self.freeze for part in trainable_parts)
+        trains_a_part = any(part not in self.freeze for part in trainable_parts)
         problem = "leaves nothing to train (adapter=lora trains no embeddings)"
-        self.require(is_training, "freeze", problem)
+        self.require(trains_a_part, "freeze", problem)
         if self.sharding is Sharding.full:
             self._check_sharding()
         if self.optimizer.name is Optimizer.schedule_free:
@@ -306,10 +312,9 @@ class TrainConfig(RuntimeConfig):
 
     @property
     def max_batch_tokens(self) -> int:
-        """The maximum size of a batch: `max_tokens`, as soon as it is set.
+        """The maximum size of a batch: `max_tokens`, or `tokens_per_update` if it is None.
 
-        Until max_tokens=auto is replaced by the measured size, this is `tokens_per_update`, which
-        is the size of a whole update.
+        With max_tokens=auto, it is None until training has measured which size fits in memory.
         """
         return self.max_tokens or self.tokens_per_update
 
@@ -343,6 +348,7 @@ class TrainConfig(RuntimeConfig):
         # weights of corpora, by the name of their setting, such as "stages.final.mix.news"
         weight_by_setting = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
+        # `self.require` works for settings of `TrainConfig` only, `require_valid` for any setting
         augment_keys = [setting.name for setting in fields(AugmentConfig)]
         for name, stage in self.stages.items():
             require_valid(
@@ -357,8 +363,7 @@ class TrainConfig(RuntimeConfig):
                 require_valid(
                     key in augment_keys, f"stages.{name}.augment.{key}", probability, problem
                 )
-            # `AugmentConfig` checks the probabilities when it is constructed
-            self.augment_at(stage)
+            self.augment_at(stage)  # only to raise its error for an invalid probability
             for corpus, weight in stage.mix.items():
                 weight_by_setting[f"stages.{name}.mix.{corpus}"] = weight
         for setting_name, weight in weight_by_setting.items():
@@ -389,8 +394,7 @@ class TrainConfig(RuntimeConfig):
         value = getattr(self, key)
         if not value:
             return False
-        # The class attribute is the default. Lists and dicts have none, and are empty by default.
-        default = getattr(type(self), key, None)
+        default = self.__dataclass_fields__[key].default  # lists and dicts are empty by default
         return bool(value != default)
 
 

@@ -1,7 +1,7 @@
 """Settings of `nmt-translate`, `nmt-distill`, `nmt-backtranslate` and `nmt-score`.
 
-A command may continue an interrupted job. It then accepts another value of a setting with
-`on_resume="accept"`. If another setting has changed, it starts over.
+A command continues an interrupted job, even if settings with `on_resume="accept"` have changed. If
+any other setting has changed, the command starts over.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class FileTranslationConfig(SearchOverrides, RerankConfig, LanguagePairConfig):
     too_long: TooLong = option(
         TooLong.split, "lines longer than max_source_length: split, truncate or error"
     )
-    # A lower limit could be too small for one character, which takes up to 6 tokens: a space, four
-    # bytes and EOS.
+    # at least 8, since a line of one character has up to 6 tokens: a space, four bytes and EOS
     max_source_length: int = option(
         256, "maximum number of source tokens translated at once, EOS included", low=8
     )
@@ -157,11 +156,13 @@ class TranslateConfig(FileTranslationConfig):
         high=100,
     )
     n_best: int = option(1, "hypotheses written per sentence", low=1)
+    # settings of search: the default None keeps the value that is saved with the model
     alternatives: int | None = override_search_setting("alternatives")
     alignment: bool | None = override_search_setting("alignment")
     format: OutputFormat = option(
         OutputFormat.text,
-        "text (n_best above 1: as Moses writes n-best lists) or json (one object per line)",
+        "text: translations, or n-best lists of Moses if n_best is above 1; json: one object per "
+        "line",
     )
 
     def check(self) -> None:
@@ -173,10 +174,11 @@ class TranslateConfig(FileTranslationConfig):
             problem = "sets the number of translations itself; leave out n_best"
             self.require(self.n_best == 1, "alternatives", problem)
         if self.context > 0:
-            writes_one_line = is_text and self.n_best == 1 and self.prefixes is None
+            is_possible = is_text and self.n_best == 1 and self.prefixes is None
             problem = "only works with format=text, n_best=1 and no prefixes"
-            self.require(writes_one_line, "context", problem)
+            self.require(is_possible, "context", problem)
             self.require(self.rerank is Reranking.none, "context", "does not work with rerank")
+        # /dev/stdin and /dev/stdout become -
         self.input = normalize_stream(self.input)
         self.output = normalize_stream(self.output)
 
@@ -215,9 +217,10 @@ class SynthesisConfig(FileTranslationConfig):
             raise ConfigError("give input=FILE, the text to translate")
         self.input = [normalize_stream(file) for file in self.input]
         if self.sampling:
-            # with backend=auto, the native engine draws the samples
+            # backend=auto is allowed, since it uses the native engine for sampling
+            is_repeatable = self.backend is not Engine.ctranslate2
             problem = "cannot draw the same samples again after an interruption; use backend=native"
-            self.require(self.backend is not Engine.ctranslate2, "backend", problem)
+            self.require(is_repeatable, "backend", problem)
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
         self.require(is_valid, "max_ratio", "must be 0 or at least 1")
 
@@ -283,12 +286,15 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
             self.alignment = True
 
     def _check_text_format(self) -> None:
-        """Raise a `ConfigError` for settings of results that `format=text` does not write.
+        """Raise a `ConfigError` for settings without effect on the output.
 
-        It writes only `measure`.
+        `format=text` writes only the result that `measure` selects.
         """
-        if self.measure is not ScoreMeasure.dual:
+        if self.reverse_model is not None:
+            is_dual = self.measure is ScoreMeasure.dual
             problem = "only works with measure=dual or format=json"
-            self.require(self.reverse_model is None, "reverse_model", problem)
-        if self.measure is not ScoreMeasure.alignment:
-            self.require(not self.alignment, "alignment", "needs format=json, or measure=alignment")
+            self.require(is_dual, "reverse_model", problem)
+        if self.alignment:
+            writes_alignment = self.measure is ScoreMeasure.alignment
+            problem = "needs format=json, or measure=alignment"
+            self.require(writes_alignment, "alignment", problem)
