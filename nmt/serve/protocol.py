@@ -30,7 +30,7 @@ _WRITE_SECONDS = 30.0
 # limits on the remaining body of a refused request, which is discarded
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
-_CLOSE_ONE_IN = 16  # if too many connections are open, one in 16 is closed
+_CLOSE_ONE_IN = 16  # of the allowed connections, up to one in 16 is closed for a new one
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"
@@ -43,6 +43,10 @@ class BoundedProtocol(HttpToolsProtocol):
     At most `config.limit_concurrency` connections are open. A further connection closes the one
     that has waited longest for its client. If no connection waits for its client, the further
     connection gets status 503.
+
+    Attributes of uvicorn's class: `cycle` is the newest request with its response, or None before
+    the first request. `cycle.message_event` wakes up the application. `pipeline` is the queue of
+    requests that wait for the response to an earlier one. `flow` pauses reading and writing.
     """
 
     def __init__(
@@ -55,7 +59,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.last_active = self.loop.time()
         self._max_connections = config.limit_concurrency
-        self.limit_concurrency = None  # turns off uvicorn's limit, which only counts requests
+        # turns off uvicorn's limit, which refuses requests instead of connections
+        self.limit_concurrency = None
         self._num_head_bytes = 0  # bytes received since the last part of a body or end of a request
         self._num_discarded_bytes = 0
         self._is_refused = False  # whether a request was refused before all of it was read
@@ -67,28 +72,29 @@ class BoundedProtocol(HttpToolsProtocol):
         """Set while data is discarded before the connection closes."""
 
     @property
+    def _is_idle(self) -> bool:
+        """Whether all requests were answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
     def is_waiting_for_client(self) -> bool:
         """Whether the client has to act next: to send more data, or to receive a response."""
-        return (
-            self.cycle is None
-            or self.cycle.response_complete
-            or self.cycle.more_body
-            or self.flow.write_paused
-        )
+        return self._is_idle or self.cycle.more_body or self.flow.write_paused
 
     @property
     def has_unread_data(self) -> bool:
         """Whether the client may have sent data that the server will not read."""
         if self._is_refused:
-            return True
+            return True  # the rest of the refused request
         if self.cycle is None:
             return False
         return self.cycle.more_body or self.flow.read_paused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, unless there are too many connections."""
-        super().connection_made(cast(asyncio.Transport, _ClosingTransport(transport, self)))
-        self.flow = _FlowControl(transport, self.pipeline)
+        wrapped_transport = _ResponseTransport(transport, self)
+        super().connection_made(cast(asyncio.Transport, wrapped_transport))
+        self.flow = _FlowControl(transport, self.pipeline)  # instead of uvicorn's `FlowControl`
         self._start_head_timeout()
         if self._max_connections is not None and len(self.connections) > self._max_connections:
             self._make_room(self._max_connections)
@@ -96,11 +102,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _make_room(self, max_connections: int) -> None:
         """Close the connections that have waited longest for their client.
 
-        Closes several at a time, since finding them takes time for each open connection. If no
-        connection waits for its client, refuses this connection.
+        Closes several at a time, so that only some new connections have to search all open ones. If
+        no connection waits for its client, refuses this connection.
         """
         log.warning(
-            "%d connections are open: of further ones, idle ones are closed or status 503 is sent",
+            "%d connections are open, the maximum: a new one closes idle ones, or gets status 503",
             max_connections,
         )
         waiting = []
@@ -135,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._num_head_bytes += len(data)
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_idle:
             self._start_head_timeout()
         if self._num_head_bytes > _MAX_HEAD_BYTES:
             self.send_400_response("The head of the request is too large.")
@@ -146,12 +152,13 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._is_refused = True
         has_started = False
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._is_idle:
             has_started = self.cycle.response_started
             self.cycle.disconnected = True  # so that the application writes no response
             self.cycle.message_event.set()
-        if has_started or self.pipeline:
-            # the client would take the status 400 for the response to another request
+        # the client would take the status 400 for a part of this response, or for an earlier one
+        is_ambiguous = has_started or bool(self.pipeline)
+        if is_ambiguous:
             self.transport.abort()
         else:
             super().send_400_response(msg)
@@ -195,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._write_timeout is not None:
             self._write_timeout.cancel()
             self._write_timeout = None
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_idle:
             self.flow.resume_reading()
 
     def start_write_timeout(self) -> None:
@@ -209,6 +216,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_written(self, old_num_bytes: int) -> None:
         """Close the connection unless the buffer has shrunk enough from `old_num_bytes`."""
         self._write_timeout = None
+        # If less than `_MIN_WRITTEN_BYTES` were left, all of them had to be sent, which would have
+        # ended this timeout.
         if self.transport.get_write_buffer_size() > old_num_bytes - _MIN_WRITTEN_BYTES:
             self.transport.abort()
         else:
@@ -221,7 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_head_timeout(self) -> None:
         """Close the connection if no complete head arrives within `_HEAD_SECONDS`."""
         if self._head_timeout is None:
-            close = self.timeout_keep_alive_handler
+            close = self.timeout_keep_alive_handler  # uvicorn's method to close idle connections
             self._head_timeout = self.loop.call_later(_HEAD_SECONDS, close)
 
 
@@ -238,11 +247,11 @@ class _FlowControl(FlowControl):
             super().resume_reading()
 
 
-class _ClosingTransport:
+class _ResponseTransport:
     """The transport of a connection, with changes of `write` and `close`.
 
     uvicorn writes the head and the body of a response separately. This class sends them together,
-    since each call of `send` takes as long as parsing a request, and may wake up the client.
+    since each write to the socket takes as long as parsing a request, and may wake up the client.
 
     If a socket is closed while data is unread, the client gets a reset, and may lose the response.
     In this case, `close` only stops writing, and discards the data that arrives.
@@ -284,6 +293,7 @@ class _ClosingTransport:
             self._protocol.start_discard_timeout()
         else:
             self._transport.close()
+        # both of them still send the data that is in the buffer
         if self._transport.get_write_buffer_size():
             self._protocol.start_write_timeout()
 

@@ -27,15 +27,16 @@ from nmt.serve.service import Service
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # number of connections that wait to be accepted
-# Number of connections that the event loop accepts in a row. Only then, `BoundedProtocol` counts
-# them, so that connections may exceed `max_connections` by this number.
+# Number of connections that the event loop accepts in a row. `BoundedProtocol` counts them after
+# that: for a moment, up to this number of connections more than `max_connections` may be open.
 _ACCEPTED_AT_ONCE = 8
 _RESERVED_FILES = 128  # number of files and sockets that belong to no connection
 _FILES_PER_CONNECTION = 2  # the socket, and perhaps a file for an upload or a download
 # Python's thread switch interval: how long another thread may hold the GIL while the event loop
-# waits. A short request waits several times, so that the default of 5 ms would delay it too much.
+# waits. A short request waits several times. With the default of 5 ms, it would wait too long.
 _SWITCH_SECONDS = 0.0005
-_MALLOC_ARENAS = 2  # enough to allocate without waiting, and few enough to keep little freed memory
+# Each memory arena of malloc keeps freed memory. With only one, threads would wait for each other.
+_MALLOC_ARENAS = 2
 
 
 def serve(config: ServeConfig) -> None:
@@ -46,7 +47,7 @@ def serve(config: ServeConfig) -> None:
     set_num_threads(config.num_threads)
     limit_malloc_arenas(_MALLOC_ARENAS)  # before threads start, each of which would get an arena
     # before the models are loaded, so that mistakes in the settings are reported at once
-    max_connections = reserve_files(config)
+    max_connections = reserve_connections(config)
     listener = listen(config)
     config = choose_serve_engine(config)
     start_fork_server()  # which imports modules while this process loads the models
@@ -67,7 +68,7 @@ def _make_server(service: Service, max_connections: int) -> Server:
     settings = uvicorn.Config(
         make_app(service),
         http=BoundedProtocol,
-        backlog=_ACCEPTED_AT_ONCE,  # `Server.startup` sets the backlog of the socket
+        backlog=_ACCEPTED_AT_ONCE,  # not the backlog of the socket, see `Server.startup`
         ws="none",
         log_config=None,
         access_log=False,
@@ -86,10 +87,10 @@ class Server(uvicorn.Server):
     was_interrupted = False  # whether it has received SIGINT (Ctrl-C)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with `_BACKLOG`.
+        """Listen with `_BACKLOG` instead of uvicorn's setting `backlog`.
 
-        uvicorn passes its smaller setting `backlog` to asyncio, which also limits the number of
-        connections that asyncio accepts in a row.
+        asyncio uses that setting for two limits: the backlog of the socket, and the number of
+        connections that it accepts in a row. Only the second one should be small.
         """
         await super().startup(sockets)
         for listener in sockets or []:
@@ -103,7 +104,7 @@ class Server(uvicorn.Server):
     def stop(self, received_signal: signal.Signals) -> None:
         """Finish the accepted requests and stop. If Ctrl-C was received before, stop at once."""
         self.should_exit = True
-        if self.was_interrupted:
+        if self.was_interrupted:  # by an earlier signal
             self.force_exit = True
             log.info("%s: stopping without finishing the accepted requests", received_signal.name)
         else:
@@ -141,10 +142,11 @@ def _handle_signals(server: Server, service: Service) -> set[asyncio.Task[None]]
     return reloads
 
 
-def reserve_files(config: ServeConfig) -> int:
-    """Raise the limit of open files, if necessary and allowed.
+def reserve_connections(config: ServeConfig) -> int:
+    """Return the number of connections that may be open.
 
-    Returns `max_connections`, or the smaller number of connections that the limit allows. Raises
+    Raises the process's limit of open files, if necessary and allowed, so that this number is
+    `max_connections`. If the limit stays too low, returns the smaller number that it allows. Raises
     `ConfigError` if no connection is possible.
     """
     if sys.platform == "win32":
@@ -153,10 +155,12 @@ def reserve_files(config: ServeConfig) -> int:
 
     unlimited = resource.RLIM_INFINITY
     num_files = _FILES_PER_CONNECTION * config.max_connections + _RESERVED_FILES
-    max_files, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if max_files == unlimited or max_files >= num_files:
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft_limit == unlimited or soft_limit >= num_files:
         return config.max_connections
-    max_files = num_files if hard_limit == unlimited else min(num_files, hard_limit)
+    max_files = num_files
+    if hard_limit != unlimited:
+        max_files = min(num_files, hard_limit)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, hard_limit))
     max_connections = (max_files - _RESERVED_FILES) // _FILES_PER_CONNECTION
     if max_connections < 1:
