@@ -23,8 +23,10 @@ from nmt.translate.loops import replace_loops, search_without_loops
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 32
-"""After this number of failed segments in a row, `BatchSearch` repeats a segment that it translated
-before, to find out whether the engine is broken."""
+"""Number of failed segments in a row after which `BatchSearch` tests the engine.
+
+The test is to repeat a segment that was translated before.
+"""
 
 _MAX_REASON_CHARACTERS = 300  # of the message of an error in `Failure.reason`
 
@@ -68,7 +70,7 @@ class BatchSearch:
     max_tokens: int
     """Maximum size of a batch: its number of segments times `SearchConfig.rows_per_sentence` times
     the number of tokens of its longest source, EOS included."""
-    num_forced: int = 0  # see `SearchRequest.num_forced`
+    num_forced: int = 0  # tokens of a prefix that are always forced, see `SearchRequest.num_forced`
     src_tags: Sequence[str] = ()  # see `SearchRequest.src_tags`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     is_parallel: bool = True  # whether to search `num_workers` batches at a time
@@ -80,9 +82,9 @@ class BatchSearch:
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
         """Return the result of each segment, in order.
 
-        Forms batches of similar length, and may search several of them at a time. Raises the error
-        of the engine after `MAX_FAILURES` failed segments in a row if the engine also fails with a
-        segment that it translated before.
+        Forms batches of similar length, and may search several of them at a time. A segment that
+        fails has the result `Failure`. If `MAX_FAILURES` segments fail in a row and the test of the
+        engine fails too, raises the error of the engine.
         """
         results: list[SearchResult] = [[] for _ in segments]
         if not segments:
@@ -112,15 +114,17 @@ class BatchSearch:
     def _translate_continuations(
         self, segments: Sequence[Segment], continuations: Sequence[int]
     ) -> list[SearchResult]:
-        """Translate segments, of which only the first of each line gets alternatives.
+        """Translate segments. Only the first segment of a line gets several translations.
 
-        `continuations` are the indices of the later segments of lines.
+        `config.alternatives` is their number. `continuations` are the indices of the later segments
+        of lines, which get one translation.
         """
         results: list[SearchResult] = [[] for _ in segments]
         first_segments = sorted(set(range(len(segments))).difference(continuations))
         first_results = self.translate([segments[i] for i in first_segments])
         for i, result in zip(first_segments, first_results, strict=True):
             results[i] = result
+        # the copy shares the lock, and continues to count failures
         plain_search = replace(self, config=replace(self.config, alternatives=0), n_best=1)
         plain_results = plain_search.translate([segments[i] for i in continuations])
         for i, result in zip(continuations, plain_results, strict=True):
@@ -129,15 +133,17 @@ class BatchSearch:
 
     def _form_batches(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Divide segments into batches of similar length; return the indices of each batch."""
-        max_src_tokens = self.max_tokens // self.config.rows_per_sentence
         by_length = sorted(range(len(segments)), key=lambda i: segments[i].num_tokens)
         longest = segments[by_length[-1]]
-        max_src_tokens = max(max_src_tokens, longest.num_tokens)  # the longest segment must fit
+        # the maximum number of source tokens of a batch, padding included
+        max_batch_tokens = self.max_tokens // self.config.rows_per_sentence
+        # a segment that is longer than the maximum still needs a batch
+        max_batch_tokens = max(max_batch_tokens, longest.num_tokens)
         batches: list[list[int]] = [[]]
         for i in by_length:
-            # padding included, as segment i would be the longest of the batch
+            # in the order of length, segment i is the longest: the others are padded to its length
             num_batch_tokens = (len(batches[-1]) + 1) * segments[i].num_tokens
-            if num_batch_tokens > max_src_tokens:
+            if num_batch_tokens > max_batch_tokens:
                 batches.append([])
             batches[-1].append(i)
         return batches
@@ -175,10 +181,11 @@ class BatchSearch:
                 results: list[tuple[int, SearchResult]] = []
                 for number in search.step():
                     single_request = replace(request, sources=[unfinished[number].ids])
-                    [hypotheses] = replace_loops(
+                    # a translation that loops (repeats tokens) is searched again
+                    hypotheses_of_sentences = replace_loops(
                         self.backend, single_request, [search.result(number)]
                     )
-                    results.append((number, hypotheses))
+                    results.append((number, hypotheses_of_sentences[0]))
             # an engine may raise any type; `translate` below finds the segment that causes it
             except Exception as error:
                 num_unfinished = len(unfinished)
@@ -192,7 +199,7 @@ class BatchSearch:
                 new_segments = take_new(len(unfinished))
                 unfinished.update(enumerate(new_segments, start=num_taken))
                 num_taken += len(new_segments)
-        if unfinished:  # the search failed
+        if unfinished:  # the loop was left by `break`, since the search failed
             retried = self.translate(list(unfinished.values()))
             deliver(list(zip(unfinished, retried, strict=True)))
 
@@ -209,18 +216,22 @@ class BatchSearch:
             with_scores=self.with_scores,
         )
         try:
+            # a translation that loops (repeats tokens) is searched again
             hypotheses = search_without_loops(self.backend, request)
         # an engine may raise any type for a segment; the other segments are still translated
         except Exception as error:
-            if len(batch) == 1 and self._is_engine_broken():
-                raise
+            if len(batch) == 1:
+                num_failed = self._count_failure()
+                if num_failed >= MAX_FAILURES and not self._can_repeat_last():
+                    raise  # the engine is broken
             reason = f"{type(error).__name__}: {to_one_line(error, _MAX_REASON_CHARACTERS)}"
         else:
             with self._failure_lock:
                 self.num_failed = 0
                 self.last_translated = batch[0]
             return list(hypotheses)
-        # not in the `except` clause: its traceback would keep the tensors of the batch in memory
+        # The search failed. The `except` clause has ended, because its traceback would keep the
+        # tensors of the batch in memory.
         if len(batch) == 1:
             return [Failure(reason)]
         torch.cuda.empty_cache()  # does nothing if no GPU is used
@@ -228,13 +239,11 @@ class BatchSearch:
         half = len(batch) // 2
         return self._search(batch[:half]) + self._search(batch[half:])
 
-    def _is_engine_broken(self) -> bool:
-        """Count a failed segment; after `MAX_FAILURES` in a row, test whether the engine works."""
+    def _count_failure(self) -> int:
+        """Count a failed segment. Return the number of segments that failed in a row."""
         with self._failure_lock:
             self.num_failed += 1
-            if self.num_failed < MAX_FAILURES:
-                return False
-        return not self._can_repeat_last()
+            return self.num_failed
 
     def _can_repeat_last(self) -> bool:
         """Search `last_translated` again; return True and reset `num_failed` if that works."""

@@ -37,9 +37,9 @@ class Reranker(Protocol):
 class MinimumBayesRisk:
     """Scores a candidate by its mean similarity to all candidates of its source.
 
-    The similarity is chrF. The reference has the average n-gram counts of all candidates (Vamvas
-    and Sennrich, 2024), so that the time is linear in the number of candidates. Equal candidates
-    are not merged.
+    The similarity is chrF. Each candidate is compared only once, with a reference that has the
+    average n-gram counts of all candidates (Vamvas and Sennrich, 2024). The time is thus linear in
+    the number of candidates. Equal candidates are not merged.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class MinimumBayesRisk:
         scored = []
         for translations in candidates:
             texts = [translation.text for translation in translations]
-            # the candidates are also the references; each argument has a list per sentence
-            [utilities] = fastchrf.aggregate_chrf([texts], [texts])
-            scored.append(_with_scores(translations, utilities))
+            # the arguments are the candidates and the references of a list of sentences
+            scores_of_sentences = fastchrf.aggregate_chrf([texts], [texts])
+            scored.append(_with_scores(translations, scores_of_sentences[0]))
         return scored
 
 
@@ -103,8 +103,8 @@ def make_reranker(config: RerankConfig, languages: Sequence[LanguagePair], devic
     """Return the reranker that the settings choose.
 
     `languages` are the directions that the sources may have. Models of the reranker are loaded on
-    `device`. Raises a `ConfigError` for a missing package, and for a reverse model that does not
-    translate back.
+    `device`. Raises a `ConfigError` for a missing package, and for a reverse model of a wrong
+    direction.
     """
     return _RERANKERS[config.rerank](config, languages, device)
 
@@ -120,10 +120,10 @@ def rank_candidates(
 ) -> list[LineResult]:
     """Return the `n_best` candidates of each line with the highest scores, best first.
 
-    Candidates that met the length limit come after all others. With `protect`, candidates that lack
-    a placeholder, tag or address of the source come after complete ones. `tags` are the language
-    tags with which a source may begin. Candidates with equal scores keep their order. Lines with
-    less than two candidates are returned without a `rerank_score`.
+    Candidates that were cut off at the length limit come after all others. With `protect`,
+    candidates that lack a placeholder, tag or address of the source come after complete ones.
+    `tags` are the language tags with which a source may begin. Candidates with equal scores keep
+    their order. Lines with less than two candidates are returned without a `rerank_score`.
     """
     ranked = list(results)
     indices = [i for i, result in enumerate(results) if len(result.translations) > 1]
@@ -134,16 +134,16 @@ def rank_candidates(
     )
     for i, translations in zip(indices, candidates, strict=True):
         if protect:
-            _, text = split_tag(sources[i], tags or Tags())
+            _, text = split_tag(sources[i], tags or Tags())  # without the language tag
             translations = _mark_lacking(text, translations)
-        # equal ranks keep their order, also with `reverse`
-        best_first = sorted(translations, key=_rank, reverse=True)
+        # candidates with equal keys keep their order, also with `reverse`
+        best_first = sorted(translations, key=_quality, reverse=True)
         ranked[i] = replace(results[i], translations=best_first[:n_best])
     return ranked
 
 
 def _mark_lacking(source: str, translations: Sequence[Translation]) -> list[Translation]:
-    """Return translations of a source with `lacks_protected` set."""
+    """Set `lacks_protected` of translations that lack a placeholder, tag or address of `source`."""
     marked = []
     for translation in translations:
         is_lacking = lacks_protected(source, translation.text)
@@ -151,8 +151,12 @@ def _mark_lacking(source: str, translations: Sequence[Translation]) -> list[Tran
     return marked
 
 
-def _rank(translation: Translation) -> tuple[int, float]:
-    """Return the rank of a candidate that has a `rerank_score`."""
+def _quality(translation: Translation) -> tuple[int, float]:
+    """Return a sort key that is higher for a better candidate.
+
+    Compares whether the candidate is finished, then whether it has all protected text, and then the
+    score.
+    """
     assert translation.rerank_score is not None
     return translation.completeness, translation.rerank_score
 
