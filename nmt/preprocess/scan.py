@@ -7,9 +7,12 @@ corpus and the number of the pair. The sample consists of the pairs with the sma
 Held-out sets consist of the pairs with the smallest held-out keys. Keys do not depend on the
 division of the text into spans.
 
-Before the scan, the number of pairs that the filters drop is unknown. The scan writes the pairs
-with keys below a limit, which is an estimate. If too few pairs are left, `plan.py` and
+The scan writes the pairs with keys below a limit. The limit is estimated, because the number of
+pairs that the filters drop is not known before the scan. If too few pairs are left, `plan.py` and
 `held_out.py` call `scan` again with a higher limit.
+
+The normal form of a sentence is the sentence without case, punctuation and spaces. A training pair
+is dropped if one of its sentences has the normal form of a held-out sentence.
 """
 
 # In shapes, N is the number of pairs of a chunk that were not dropped.
@@ -41,7 +44,7 @@ MAX_KEY = NUM_KEYS - 1  # the largest limit that fits into uint64
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """The limits of the keys: a scan writes the pairs with a smaller key, and none if it is 0."""
+    """A scan writes the pairs whose key is less than the limit. A limit of 0 selects no pairs."""
 
     sample_below: int  # limit of sample keys, at most MAX_KEY
     held_out_below: int  # limit of held-out keys, at most NUM_KEYS, which is above all keys
@@ -77,14 +80,15 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 chunk = clean(raw_chunk, config, held_out=False)
                 drop_by_text(chunk, config)
                 counts.merge(chunk.counts)
-                # numbers of the remaining pairs in the corpus, where dropped pairs count too
+                # numbers of the pairs in the corpus; `kept_rows` are their positions in `raw_chunk`
                 pair_numbers = raw_chunk.first_pair + chunk.kept_rows  # (N,)
                 keys = sample_keys(config.seed, span.corpus, pair_numbers)  # (N,)
                 is_sampled = keys < np.uint64(limits.sample_below)  # (N,)
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                form_hashes = None  # (N, 2), for `HashWriter.add_rows`
+                # (N, 2), used below: `find_duplicates` ignores pairs with a held-out sentence
+                form_hashes = None
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
                     tgt_forms = [normal_form(line) for line in chunk.tgt]
@@ -97,7 +101,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     rows = pair_numbers - span.first_pair  # (N,), indices in the span
                     scores = chunk.scores
                     if scores is None and config.data.has_scores:
-                        # of equal pairs, one of a corpus with scores is kept
+                        # other corpora have scores: of equal pairs, one with a score is kept
                         scores = np.full(len(rows), -np.inf)
                     hash_writer.add_rows(pair_hashes, rows, form_hashes, scores)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:

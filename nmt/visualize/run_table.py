@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # a command that compares no scores need not import sacreBLEU
     from nmt.evaluate import Score
 
 _METRICS = "metrics.jsonl"  # a folder with this file is a run
-_MAX_EXPONENT = 20.0  # limits the perplexity of an untrained model
+# The perplexity is exp(loss). This limit of the loss avoids a huge value for an untrained model.
+_MAX_EXPONENT = 20.0
 _MAX_SETTINGS = 8  # largest number of columns with settings
 _MAX_VALUE_LENGTH = 40  # largest number of characters of a setting in the table
 Records = list[dict[str, Any]]
@@ -36,8 +37,8 @@ def find_runs(names: Iterable[str]) -> list[Path]:
     """Return the run folders of `names`, each folder once.
 
     A name is a run folder, a folder of runs, or a pattern with * or ?. Raises `DataError` if a
-    pattern matches no run. A folder without a run is returned too, since `read_metrics` raises a
-    better error for it.
+    pattern matches no run. A folder without runs is returned itself: `read_metrics` raises an error
+    for it that says what is missing.
     """
     run_dirs: list[Path] = []
     for name in names:
@@ -48,16 +49,19 @@ def find_runs(names: Iterable[str]) -> list[Path]:
             if not runs:
                 raise DataError(f"{name} matches no run of nmt-train; check the pattern")
         else:
-            runs = _runs_in(path) or [path]
+            runs = _runs_in(path)
+            if not runs:
+                runs = [path]  # `read_metrics` raises the error
         run_dirs += runs
     return list(dict.fromkeys(run_dirs))
 
 
 def _matching_runs(pattern: Path) -> list[Path]:
     """Return the runs in the folders that match a pattern with * and ?."""
-    literal_brackets = str(pattern).replace("[", "[[]")  # `glob.escape` would also escape * and ?
+    # only brackets are escaped: `glob.escape` would also escape * and ?
+    escaped_pattern = str(pattern).replace("[", "[[]")
     runs: list[Path] = []
-    for folder in sorted(glob.glob(literal_brackets)):
+    for folder in sorted(glob.glob(escaped_pattern)):
         runs += _runs_in(Path(folder))
     return runs
 
@@ -207,7 +211,7 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
 def group_by_seed(summaries: Sequence[RunSummary]) -> list[list[int]]:
     """Group runs whose settings differ only in `seed`. Returns the indices of each group's runs.
 
-    Runs with the same seed are in different groups.
+    All runs of a group have different seeds. A repetition of a run is in another group.
     """
     groups: list[list[int]] = []
     for i, summary in enumerate(summaries):
@@ -222,6 +226,7 @@ def group_by_seed(summaries: Sequence[RunSummary]) -> list[list[int]]:
 
 def _has_new_seed(summary: RunSummary, group: Sequence[RunSummary]) -> bool:
     """Return whether a run differs from the runs of `group` in its seed only."""
+    # the first run is enough, since the other runs of the group differ from it in the seed only
     keys = differing_settings([summary.settings, group[0].settings])
     seeds = [run.settings.get("seed") for run in group]
     return keys == ["seed"] and summary.settings.get("seed") not in seeds
