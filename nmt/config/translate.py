@@ -1,7 +1,7 @@
 """Settings of `nmt-translate`, `nmt-distill`, `nmt-backtranslate` and `nmt-score`.
 
-A command continues an interrupted job, even if settings with `on_resume="accept"` have changed. If
-any other setting has changed, the command starts over.
+All but `nmt-score` continue an interrupted job, even if settings with `on_resume="accept"` have
+changed. If any other setting has changed, they start over.
 """
 
 from __future__ import annotations
