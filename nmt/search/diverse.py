@@ -2,6 +2,7 @@
 
 # N sentences, B pairs of a sentence and a group, K beam size of a group, V vocab
 # R live hypotheses, sorted by sentence and group
+# P pairs and Q live hypotheses of one group
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ from nmt.search.stepper import Stepper
 
 
 class DiverseSearch(BeamSearch):
-    """A beam search in groups. In each step, one group after the other chooses its tokens.
+    """A beam search in groups, which divide the beam. In each step, they choose tokens in order.
 
     A group ranks a candidate by its log-probability minus `diversity_penalty` times the number of
     hypotheses of earlier groups that got the same token in this step (Hamming diversity). The
     penalty does not change log-probabilities and scores of hypotheses.
 
-    `BeamSearch` treats group g of sentence i as a sentence with the number i * beam_groups + g.
+    The pair of sentence i and group g has the number i * beam_groups + g. `BeamSearch` treats it as
+    a sentence with this number, so `Beam.sentences` has numbers of pairs.
     """
 
     def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
@@ -40,7 +42,8 @@ class DiverseSearch(BeamSearch):
             config,
             beam_size=config.beam_size // config.beam_groups,
             beam_groups=1,
-            diversity_penalty=SearchConfig.diversity_penalty,  # the only valid value for one group
+            # the default, since other values are invalid without groups
+            diversity_penalty=SearchConfig.diversity_penalty,
         )
         group_request = replace(request, config=group_config)
         super().__init__(stepper, group_request, tokenizer, num_copies=self._num_groups)
@@ -48,69 +51,76 @@ class DiverseSearch(BeamSearch):
     def result(self, sentence: int) -> list[Hypothesis]:
         """See `BeamSearch.result`. Equal hypotheses of several groups are returned once."""
         hypotheses: dict[tuple[int, ...], Hypothesis] = {}
-        first = sentence * self._num_groups
-        for number in range(first, first + self._num_groups):
-            for hypothesis in super().result(number):
+        first_pair = sentence * self._num_groups
+        for pair in range(first_pair, first_pair + self._num_groups):
+            for hypothesis in super().result(pair):
                 hypotheses.setdefault(tuple(hypothesis.tokens), hypothesis)
-        ranking = sorted(hypotheses.values(), key=lambda item: item.rank, reverse=True)
+        # finished hypotheses first, then by score
+        ranking = sorted(hypotheses.values(), key=lambda hypothesis: hypothesis.rank, reverse=True)
         return ranking[: self._max_results]
 
     def _rank(self, log_probs: Tensor) -> Candidates:
-        """See `BeamSearch._rank`; ranks the groups in order, with a penalty for chosen tokens."""
-        beam = self._state.beam
+        """Return the 2 K best candidates of each pair (B, 2K), on the device of `log_probs` (R, V).
+
+        The groups of a sentence choose in order. A group with fewer than 2 K candidates gets
+        fillers, with sums of minus infinity.
+        """
         device = log_probs.device
-        # the number of each pair (B,), and for each row the index of its pair (R,)
-        pair_numbers, pair_indices = torch.unique_consecutive(beam.sentences, return_inverse=True)
-        sentences = pair_numbers // self._num_groups  # (B,)
-        _, sentence_indices = torch.unique_consecutive(sentences, return_inverse=True)  # (B,)
-        pair_groups = pair_numbers % self._num_groups  # (B,)
-        row_groups = beam.sentences % self._num_groups  # (R,)
-        shape = (len(pair_numbers), 2 * self._state.request.config.beam_size)
-        candidates = Candidates(
+        row_pairs = self._state.beam.sentences  # (R,), the number of the pair of each hypothesis
+        pairs = torch.unique_consecutive(row_pairs)  # (B,)
+        # for each pair, the index of its sentence (B,)
+        sentences, sentence_of_pair = torch.unique_consecutive(
+            pairs // self._num_groups, return_inverse=True
+        )
+        candidates = self._make_fillers(len(pairs), device)
+        times_chosen = torch.zeros(len(sentences), log_probs.size(1), device=device)  # (N, V)
+        for group in range(self._num_groups):
+            pair_indices = (pairs % self._num_groups == group).nonzero().squeeze(1)  # (P,)
+            rows = (row_pairs % self._num_groups == group).nonzero().squeeze(1)  # (Q,)
+            if not len(rows):
+                continue
+            # for each hypothesis, the index of its pair among the P pairs (Q,)
+            _, pair_of_row = torch.unique_consecutive(row_pairs[rows], return_inverse=True)
+            grid = BeamGrid(pair_of_row, len(pair_indices), device)
+            sentence_of_group_pair = sentence_of_pair[pair_indices]  # (P,)
+            sentence_of_row = to_device(sentence_of_group_pair[pair_of_row], device)  # (Q,)
+            penalties = self._penalty * times_chosen[sentence_of_row]  # (Q, V)
+            best = self._rank_group(log_probs, to_device(rows, device), penalties, grid)
+            self._count_chosen(times_chosen, to_device(sentence_of_group_pair, device), best)
+            _replace_rows(candidates, to_device(pair_indices, device), best)
+        return candidates
+
+    def _make_fillers(self, num_pairs: int, device: torch.device) -> Candidates:
+        """Return candidates (num_pairs, 2K) with sums of minus infinity."""
+        shape = (num_pairs, 2 * self._state.request.config.beam_size)
+        return Candidates(
             sums=torch.full(shape, NEG_INF, device=device),
             rows=torch.zeros(shape, dtype=torch.long, device=device),
             tokens=torch.zeros(shape, dtype=torch.long, device=device),
             log_probs=torch.zeros(shape, device=device),
         )
-        num_sentences = int(sentence_indices[-1]) + 1
-        times_chosen = torch.zeros(num_sentences, log_probs.size(1), device=device)  # (N, V)
-        for group in range(self._num_groups):
-            pairs = (pair_groups == group).nonzero().squeeze(1)  # indices of pairs
-            if not len(pairs):
-                continue
-            rows = (row_groups == group).nonzero().squeeze(1)  # indices of hypotheses
-            # for each of these rows, the index of its pair in `pairs`
-            row_pairs = pair_indices[rows]
-            _, grid_rows = torch.unique_consecutive(row_pairs, return_inverse=True)
-            grid = BeamGrid(grid_rows, len(pairs), device)
-            sentences_of_rows = to_device(sentence_indices[row_pairs], device)
-            penalties = self._penalty * times_chosen[sentences_of_rows]  # (len(rows), V)
-            best = self._rank_group(log_probs, to_device(rows, device), penalties, grid)
-            index = to_device(pairs, device)
-            width = best.sums.size(1)  # less than 2 K if there are fewer candidates
-            for values, group_values in zip(candidates, best, strict=True):  # sums, rows, ...
-                values[index, :width] = group_values
-            self._count_chosen(times_chosen, to_device(sentence_indices[pairs], device), best)
-        return candidates
 
     def _rank_group(
         self, log_probs: Tensor, rows: Tensor, penalties: Tensor, grid: BeamGrid
     ) -> Candidates:
-        """Return the 2 K best candidates of a group, for each of its sentences.
+        """Return the 2 K best candidates of each pair of one group, (P, 2K) or fewer columns.
 
-        `rows` are the rows of the group in `log_probs` (R, V), and `penalties` (len(rows), V) are
-        subtracted for the ranking only.
+        Args:
+            log_probs: log-probabilities of the next token (R, V).
+            rows: the rows of `log_probs` that belong to the group (Q,).
+            penalties: subtracted from these rows, but only for the ranking (Q, V).
+            grid: which of `rows` belong to which pair.
         """
         totals = self._state.beam.total_log_probs
         beam_size = self._state.request.config.beam_size
         best = best_candidates(totals[rows], log_probs[rows] - penalties, grid, 2 * beam_size)
-        # fillers, whose sums are minus infinity, may have tokens beyond the vocabulary
-        tokens = best.tokens.clamp(max=log_probs.size(1) - 1)
+        is_filler = best.sums == NEG_INF
+        tokens = best.tokens.clamp(max=log_probs.size(1) - 1)  # a filler may have token V or more
         candidate_rows = rows[best.rows]
         token_log_probs = log_probs[candidate_rows, tokens]
         sums = totals[candidate_rows] + token_log_probs
         return Candidates(
-            sums=sums.masked_fill(best.sums == NEG_INF, NEG_INF),
+            sums=sums.masked_fill(is_filler, NEG_INF),
             rows=candidate_rows,
             tokens=tokens,
             log_probs=token_log_probs,
@@ -119,13 +129,24 @@ class DiverseSearch(BeamSearch):
     def _count_chosen(self, times_chosen: Tensor, sentences: Tensor, best: Candidates) -> None:
         """Count the tokens of the new beam of a group in `times_chosen` (N, V).
 
-        `sentences` (B',) are the rows of `times_chosen` for the rows of `best` (B', 2K).
+        `sentences` (P,) has the row of `times_chosen` for each row of `best` (P, 2K).
         """
         # as in `BeamSearch._choose`, the first K candidates without EOS become the beam
-        is_live = best.tokens != self._state.tokenizer.tgt.eos_id
-        num_without_eos = is_live.cumsum(dim=1)  # (B', 2K), up to each candidate
-        is_live &= num_without_eos <= self._state.request.config.beam_size
-        is_live &= best.sums > NEG_INF
-        rows = sentences.unsqueeze(1).expand_as(best.tokens)[is_live]
-        ones = torch.ones(len(rows), device=times_chosen.device)
-        times_chosen.index_put_((rows, best.tokens[is_live]), ones, accumulate=True)
+        is_without_eos = best.tokens != self._state.tokenizer.tgt.eos_id
+        num_without_eos = is_without_eos.cumsum(dim=1)  # (P, 2K), up to each candidate
+        is_among_first = num_without_eos <= self._state.request.config.beam_size
+        is_chosen = is_without_eos & is_among_first & (best.sums > NEG_INF)  # (P, 2K)
+        candidate_sentences = sentences.unsqueeze(1).expand_as(best.tokens)  # (P, 2K)
+        chosen_sentences = candidate_sentences[is_chosen]
+        chosen_tokens = best.tokens[is_chosen]
+        ones = torch.ones(len(chosen_tokens), device=times_chosen.device)
+        times_chosen.index_put_((chosen_sentences, chosen_tokens), ones, accumulate=True)
+
+
+def _replace_rows(candidates: Candidates, rows: Tensor, replacements: Candidates) -> None:
+    """Replace candidates at `rows` (P,) of (B, 2K) by `replacements` (P, 2K) or fewer columns."""
+    width = replacements.sums.size(1)
+    candidates.sums[rows, :width] = replacements.sums
+    candidates.rows[rows, :width] = replacements.rows
+    candidates.tokens[rows, :width] = replacements.tokens
+    candidates.log_probs[rows, :width] = replacements.log_probs

@@ -81,9 +81,9 @@ class Stepper(Protocol):
         """Append sentences (B, S) to `state`, with one empty hypothesis each."""
 
     def attention(self, state: Any) -> Tensor:
-        """Return the attention to the source in the last step, in float32.
+        """Return the attention (R, S) to the source in the last step, in float32.
 
-        The shape is (R, S) or wider. The columns beyond S are 0. Each row sums to 1.
+        Each row sums to 1. The result may have more than S columns, which are 0.
         """
 
     def score(
@@ -105,7 +105,8 @@ class ModelState(NamedTuple):
     """The state of a `ModelStepper`; its methods change it in place."""
 
     decoding: DecodingState | SingleState
-    attention_out: AttentionWeights | None  # in which the model stores the weights of each step
+    attention_out: AttentionWeights | None
+    """A dictionary in which the model stores the attention weights of each step, if requested."""
 
 
 class ModelStepper:
@@ -189,12 +190,16 @@ class ModelStepper:
     ) -> Scored:
         """See `Stepper.score`; computes `MAX_LOGITS` logits at a time to bound the memory."""
         attention_out = self._make_attention_out() if with_attention else None
-        src_packing = pack(self.model.encoded_lengths(src_lengths).tolist()).to(self.device)
-        # targets are packed with padding, which the causal decoder does not see in earlier tokens
-        tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
+        num_read = self.model.encoded_lengths(src_lengths)  # (B,), without EOS for some models
+        src_packing = pack(num_read.tolist()).to(self.device)
+        # Targets are packed together with their padding. It follows the tokens of a target, so a
+        # causal decoder does not attend to it.
+        num_sentences, tgt_length = tgt_in.shape
+        tgt_packing = pack([tgt_length] * num_sentences).to(self.device)
         target_ids = to_device(tgt_out, self.device).flatten()  # (B * T,)
         with self._autocast():
-            src_ids = src_packing.unpad(to_device(src[:, : src_packing.longest], self.device))
+            padded_src = to_device(src[:, : src_packing.longest], self.device)  # (B, S)
+            src_ids = src_packing.unpad(padded_src)
             tgt_ids = to_device(tgt_in, self.device).flatten()
             hidden = self.model(src_ids, src_packing, tgt_ids, tgt_packing, attention_out)
             vocab_size = self.model.output_matrix.size(0)
@@ -210,13 +215,16 @@ class ModelStepper:
         return Scored(log_probs, self._attention_to_source(attention_out))
 
     def _make_attention_out(self) -> AttentionWeights:
-        """Return a dictionary in which the model stores the weights of `_alignment_module`."""
+        """Return a dictionary that requests the weights of `_alignment_module`.
+
+        The model replaces None by the weights.
+        """
         return {self._alignment_module: None}
 
     def _attention_to_source(self, attention_out: AttentionWeights) -> Tensor:
         """Return the stored weights (B, T, S), the mean of the heads that align words.
 
-        If the encoder does not read EOS, the column of EOS is 0.
+        If the model drops EOS from the input of the encoder, a column of zeros is added for it.
         """
         weights = attention_out[self._alignment_module]  # (B, H, T, S)
         assert weights is not None
@@ -303,8 +311,8 @@ class EnsembleStepper:
         """Raise a `ConfigError` if the members align words in different steps."""
         if len({member.shifts_alignment for member in self.members}) > 1:
             raise ConfigError(
-                "the models align words in different steps (model.alignment_shift); leave out "
-                "alignment and coverage_penalty, or models"
+                "the models align words in different steps (model.alignment_shift); remove "
+                "alignment and coverage_penalty, or use models with equal alignment_shift"
             )
 
     def _mean(self, log_probs: list[Tensor]) -> Tensor:
