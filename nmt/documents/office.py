@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import NamedTuple
@@ -20,11 +20,11 @@ from nmt.documents.markup import MarkupText, parse_tokens
 from nmt.documents.texts import SourceText, make_untranslated
 from nmt.documents.xml_text import (
     XmlText,
+    consume_element,
     escape,
-    find_end,
+    find_element_end,
     is_cdata_mark,
     join_raw,
-    take_element,
 )
 from nmt.documents.xml_tokens import XmlKind, XmlToken, tokenize_xml
 from nmt.errors import DataError
@@ -45,6 +45,8 @@ _CONTAINERS = ("hyperlink", "ins", "moveTo", "smartTag", "customXml", "dir", "bd
 _SEPARATORS = ("tab", "br", "cr", "ptab")  # elements that separate two texts of a run
 _DROPPED = ("proofErr", "lastRenderedPageBreak", "softHyphen")  # these apply to the source only
 _UNTRANSLATED = ("tracked-changes", "annotation")  # deleted text and remarks
+_ODF_INLINE_ELEMENTS = ("span", "a", "meta")
+# A `TokenKind.ATOM` is markup within a sentence. A `TokenKind.BOUNDARY` separates two texts.
 _KIND_OF_TAG = {
     XmlKind.OPENING: TokenKind.OPENING,
     XmlKind.CLOSING: TokenKind.CLOSING,
@@ -56,8 +58,8 @@ _SPELLING_ATTRIBUTE = re.compile(
 )
 # stands for a text box in a paragraph; the number is an index of `XmlPart.inner_parts`
 _MARKER = re.compile(r"<\?nmt-text (\d+)\?>")
-# A paragraph may contain a text box with paragraphs. Those in more text boxes than this, one in the
-# other, are not translated.
+# A paragraph may contain a text box, which has paragraphs and further text boxes. Paragraphs inside
+# of more text boxes than this are not translated.
 _MAX_DEPTH = 8
 
 
@@ -106,35 +108,28 @@ class _PartReader:
 
     def read(self, tokens: Iterator[XmlToken]) -> XmlPart:
         """Return the texts of all paragraphs, and the markup between them."""
-        markup: list[str] = []
+        markup: list[str] = []  # since the previous paragraph
         for token in tokens:
-            read_inline = None
-            if token.kind is XmlKind.OPENING and self._depth <= _MAX_DEPTH:
-                if token.name in _UNTRANSLATED:
-                    markup.append(join_raw(take_element(token, tokens)))
-                    continue
-                read_inline = self._choose_reader(token)
-            if read_inline is None:
+            if token.kind is not XmlKind.OPENING or self._depth > _MAX_DEPTH:
                 markup.append(token.raw)
-                continue
-            opening, *content, closing = take_element(token, tokens)
-            markup.append(opening.raw)
-            texts = read_inline(content)  # also adds the text boxes of the paragraph to `_part`
-            self._part.texts.append(make_untranslated("".join(markup)))
-            self._part.texts += texts
-            markup = [closing.raw]
+            elif token.name in _UNTRANSLATED:
+                markup.append(join_raw(consume_element(token, tokens)))
+            elif _is_paragraph(token):
+                opening, *content, closing = consume_element(token, tokens)
+                markup.append(opening.raw)
+                self._part.texts.append(make_untranslated("".join(markup)))
+                self._part.texts += self._read_paragraph(opening, content)
+                markup = [closing.raw]
+            else:
+                markup.append(token.raw)
         self._part.texts.append(make_untranslated("".join(markup)))
         return self._part
 
-    def _choose_reader(
-        self, token: XmlToken
-    ) -> Callable[[Sequence[XmlToken]], list[SourceText]] | None:
-        """Return the method that reads the content of a paragraph, or None."""
-        if token.name == "p" and token.namespace in _RUN_NAMESPACES:
-            return self._read_runs
-        if token.name in ("p", "h") and token.namespace == _ODF_TEXT:
-            return self._read_spans
-        return None
+    def _read_paragraph(self, opening: XmlToken, content: Sequence[XmlToken]) -> list[SourceText]:
+        """Return the texts of a paragraph, and add its text boxes to `_part.inner_parts`."""
+        if opening.namespace == _ODF_TEXT:
+            return self._read_spans(content)
+        return self._read_runs(content)
 
     def store_text_box(self, tokens: Sequence[XmlToken]) -> str:
         """Replace an element by a marker if it has paragraphs, as text boxes have.
@@ -156,7 +151,7 @@ class _PartReader:
         texts: list[SourceText] = []
         for is_separator, group in groupby(items, lambda item: item.kind is TokenKind.BOUNDARY):
             if is_separator:
-                texts.append(make_untranslated("".join(item.raw for item in group)))
+                texts.append(make_untranslated("".join(item.content for item in group)))
             else:
                 texts.append(_join_runs(list(group), self._options))
         return texts
@@ -167,44 +162,49 @@ class _PartReader:
         index = 0
         while index < len(tokens):
             token = tokens[index]
-            end = index + 1
+            is_inline_start = token.name in _ODF_INLINE_ELEMENTS and token.kind is XmlKind.OPENING
+            if is_inline_start or token.kind is XmlKind.CLOSING:
+                inline_tokens.append(Token(_KIND_OF_TAG[token.kind], token.raw, token.name))
+                index += 1  # the next token is in the inline element, or after it
+                continue
+            end = find_element_end(tokens, index)
+            element = tokens[index:end]
+            index = end
             if token.kind is XmlKind.TEXT:
                 inline_tokens.append(Token(TokenKind.TEXT, escape(token.text)))
             elif token.name == "s":
                 inline_tokens.append(Token(TokenKind.TEXT, " "))
-                end = find_end(tokens, index)
             elif token.name in ("tab", "line-break"):
-                end = find_end(tokens, index)
-                inline_tokens.append(Token(TokenKind.BOUNDARY, join_raw(tokens[index:end])))
-            elif token.kind is XmlKind.OPENING and token.name in ("span", "a", "meta"):
-                inline_tokens.append(Token(TokenKind.OPENING, token.raw, token.name))
-            elif token.kind is XmlKind.CLOSING:
-                inline_tokens.append(Token(TokenKind.CLOSING, token.raw, token.name))
+                inline_tokens.append(Token(TokenKind.BOUNDARY, join_raw(element)))
             # page breaks and marks of CDATA are dropped: they apply to the source only
             elif not is_cdata_mark(token) and token.name != "soft-page-break":
-                end = find_end(tokens, index)
-                raw = self.store_text_box(tokens[index:end])
-                inline_tokens.append(Token(TokenKind.ATOM, raw))
-            index = end
+                inline_tokens.append(Token(TokenKind.ATOM, self.store_text_box(element)))
         text = parse_tokens(inline_tokens, split_sentences=self._options.split_sentences)
         return [XmlText(text)]
 
 
-class _Item(NamedTuple):
-    """A text of an OOXML paragraph, or a tag, or an element that is not translated."""
+def _is_paragraph(token: XmlToken) -> bool:
+    """Return whether a start tag begins a paragraph or a heading."""
+    if token.namespace == _ODF_TEXT:
+        return token.name in ("p", "h")
+    return token.name == "p" and token.namespace in _RUN_NAMESPACES
 
-    kind: TokenKind  # an ATOM stays within its sentence, and a BOUNDARY separates texts
-    raw: str  # source of a tag or element; escaped characters of a text, without its run
+
+class _Item(NamedTuple):
+    """A text of an OOXML paragraph, or markup: a tag, or an element that is not translated."""
+
+    kind: TokenKind
+    content: str  # the escaped characters of a text, or the source of markup
     name: str = ""  # name of the element of a tag
-    run_tags: _RunTags | None = None  # tags around a text
+    run_tags: _RunTags | None = None  # tags around a text; None for markup
     field_mark: str = ""  # role of the item in a field; see `_field_mark`
 
     @property
     def source(self) -> str:
-        """The source of the item: `raw`, between the tags of its run if it is a text."""
+        """The content, between the tags of its run if it is a text."""
         if self.run_tags is None:
-            return self.raw
-        return self.run_tags.opening + self.raw + self.run_tags.closing
+            return self.content
+        return self.run_tags.opening + self.content + self.run_tags.closing
 
 
 class _RunTags(NamedTuple):
@@ -227,33 +227,32 @@ class _RunReader:
         while index < len(self._tokens):
             token = self._tokens[index]
             is_run_markup = token.namespace in _RUN_NAMESPACES
-            end = find_end(self._tokens, index)
+            element_end = find_element_end(self._tokens, index)
+            if is_run_markup and self._is_container_tag(index, element_end):
+                tag_end = self._find_tag_end(index)
+                name = "sdt" if token.name == "sdtContent" else token.name
+                tag = join_raw(self._tokens[index:tag_end])
+                yield _Item(_KIND_OF_TAG[token.kind], tag, name)
+                index = tag_end  # the next token is in the container, or after it
+                continue
+            element = self._tokens[index:element_end]
             if is_run_markup and token.kind is XmlKind.OPENING and token.name == "r":
-                yield from self._read_run(index, end)
-            elif is_run_markup and self._is_container(index, end):
-                end = self._find_tag_end(index)
-                raw = join_raw(self._tokens[index:end])
-                yield _Item(_KIND_OF_TAG[token.kind], raw, token.name)
-            # `_find_tag_end` has passed <sdtContent>, so this is </sdtContent>
-            elif is_run_markup and token.name == "sdtContent":
-                end = self._find_tag_end(index)  # after </sdt>
-                yield _Item(TokenKind.CLOSING, join_raw(self._tokens[index:end]), "sdt")
+                yield from self._read_run(element)
             elif token.name in ("pPr", "endParaRPr", "br"):
-                yield _Item(TokenKind.BOUNDARY, join_raw(self._tokens[index:end]))
+                yield _Item(TokenKind.BOUNDARY, join_raw(element))
             # tokens without a name are white space and comments between runs, and are dropped
             elif token.name and token.name not in _DROPPED:
-                raw = self._part_reader.store_text_box(self._tokens[index:end])
-                yield _Item(TokenKind.ATOM, raw)
-            index = end
+                yield _Item(TokenKind.ATOM, self._part_reader.store_text_box(element))
+            index = element_end
 
-    def _is_container(self, start: int, end: int) -> bool:
-        """Return whether a tag begins or ends an element around runs.
+    def _is_container_tag(self, start: int, end: int) -> bool:
+        """Return whether the element or tag at `start` to `end` begins or ends a container of runs.
 
-        An `sdt` element, a content control, has runs only in a child `<sdtContent>`.
+        A content control, `<sdt>`, is one only if it has a child `<sdtContent>` with the runs.
         """
         name = self._tokens[start].name
         if name != "sdt":
-            return name in _CONTAINERS
+            return name in _CONTAINERS or name == "sdtContent"
         for index in range(start, end):
             token = self._tokens[index]
             if token.name == "sdtContent" and token.kind is XmlKind.OPENING:
@@ -261,10 +260,11 @@ class _RunReader:
         return False
 
     def _find_tag_end(self, index: int) -> int:
-        """Return the index after the tag of a container.
+        """Return the index after a tag of a container.
 
-        The start tag of `sdt`, a content control, includes its properties and `<sdtContent>`. Its
-        end tag begins with `</sdtContent>`.
+        A content control is `<sdt>`, its properties, `<sdtContent>`, the runs, and
+        `</sdtContent></sdt>`. All markup before the runs counts as one start tag, and all markup
+        after them as one end tag.
         """
         token = self._tokens[index]
         if token.name == "sdt" and token.kind is XmlKind.OPENING:
@@ -280,16 +280,15 @@ class _RunReader:
                 return end + 1
         return len(self._tokens)
 
-    def _read_run(self, start: int, end: int) -> Iterator[_Item]:
+    def _read_run(self, run: Sequence[XmlToken]) -> Iterator[_Item]:
         """Yield the texts of a run and the markup between them."""
-        opening = self._tokens[start]
-        closing = self._tokens[end - 1].raw
+        opening, *content, closing = run
         properties = ""
-        index = start + 1
-        while index < end - 1:
-            token = self._tokens[index]
-            child_end = find_end(self._tokens, index)
-            child = self._tokens[index:child_end]
+        index = 0
+        while index < len(content):
+            token = content[index]
+            child_end = find_element_end(content, index)
+            child = content[index:child_end]
             index = child_end
             if token.name == "rPr":
                 properties = _read_properties(child)
@@ -301,20 +300,23 @@ class _RunReader:
                 run_tags = _make_run_tags(opening, properties)
                 yield _Item(TokenKind.TEXT, "\u2011", run_tags=run_tags)
             elif token.name and token.name not in _DROPPED:
-                raw = opening.raw + properties + self._part_reader.store_text_box(child) + closing
+                markup = self._part_reader.store_text_box(child)
+                markup_run = opening.raw + properties + markup + closing.raw
                 kind = TokenKind.BOUNDARY if token.name in _SEPARATORS else TokenKind.ATOM
-                yield _Item(kind, raw, field_mark=_field_mark(child))
+                yield _Item(kind, markup_run, field_mark=_field_mark(child))
 
 
 def _read_properties(element: Sequence[XmlToken]) -> str:
     """Return the formatting of a run without notes of the spell checker, or an empty text."""
-    raw_tokens = [token.raw for token in element if token.name not in ("lang", "noProof")]
-    raw_tokens[0] = _SPELLING_ATTRIBUTE.sub("", raw_tokens[0])
+    start_tag = _SPELLING_ATTRIBUTE.sub("", element[0].raw)
     # an attribute begins after a space, such as ` sz="24"`
-    has_attributes = re.search(r"\s\w", raw_tokens[0]) is not None
-    if len(raw_tokens) <= 2 and not has_attributes:  # only the tags of the element
+    has_attributes = re.search(r"\s\w", start_tag) is not None
+    # the children and the end tag, or nothing if the start tag is an empty element
+    following = [token.raw for token in element[1:] if token.name not in ("lang", "noProof")]
+    has_children = len(following) > 1
+    if not has_attributes and not has_children:
         return ""
-    return "".join(raw_tokens)
+    return start_tag + "".join(following)
 
 
 def _make_run_tags(opening: XmlToken, properties: str) -> _RunTags:
@@ -351,8 +353,8 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
     """Join the items of each field.
 
     A link becomes an element around its text. Any other field becomes one item, whose result is not
-    translated. If a field begins or ends in another paragraph, its marks in this paragraph separate
-    texts.
+    translated. For a field that begins or ends in another paragraph, each of its marks in this
+    paragraph separates two texts.
     """
     grouped: list[_Item] = []
     starts: list[int] = []  # indices in `grouped` at which the open fields begin
@@ -365,7 +367,8 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
             field_items = grouped[start:]
             del grouped[start:]
             grouped += _join_field(field_items)
-    # the marks that are left belong to fields that begin or end in another paragraph
+    # Joined fields have no marks. The remaining marks belong to fields that begin or end in another
+    # paragraph.
     for index, item in enumerate(grouped):
         if item.field_mark:
             grouped[index] = item._replace(kind=TokenKind.BOUNDARY)
@@ -373,7 +376,7 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
 
 
 def _join_field(items: Sequence[_Item]) -> list[_Item]:
-    """Return a complete field: an element around the text of a link, or one item."""
+    """Return a complete field without marks: an element around the text of a link, or one item."""
     marks = [item.field_mark for item in items]
     if "link" in marks and "separate" in marks:
         separator = marks.index("separate")
@@ -387,32 +390,42 @@ def _join_field(items: Sequence[_Item]) -> list[_Item]:
 def _join_runs(items: Sequence[_Item], options: ReadOptions) -> SourceText:
     """Make one text of the runs between two boundaries.
 
-    The most frequent formatting counts as plain. The whole text gets the tags of a plain run. These
-    are closed before other markup and opened again after it.
+    The most frequent formatting counts as plain. A plain run begins before the text and ends after
+    it.
     """
     lengths: Counter[_RunTags] = Counter()  # number of characters with each formatting
     for item in items:
         if item.run_tags is not None:
-            lengths[item.run_tags] += len(item.raw.strip())
+            lengths[item.run_tags] += len(item.content.strip())
     if not any(lengths.values()):
         return make_untranslated("".join(item.source for item in items))
     [(plain, _)] = lengths.most_common(1)
-    tokens: list[Token] = []
-    for run_tags, group in groupby(items, lambda item: item.run_tags):
-        members = list(group)
-        raw = "".join(item.raw for item in members)
-        if run_tags is None:
-            for item in members:  # markup between two runs
-                markup = plain.closing + item.raw + plain.opening
-                tokens.append(Token(item.kind, markup, item.name))
-        elif run_tags == plain or not raw.strip():  # white space needs no formatting of its own
-            tokens.append(Token(TokenKind.TEXT, raw))
-        else:
-            tokens.append(Token(TokenKind.OPENING, plain.closing + run_tags.opening, "r"))
-            tokens.append(Token(TokenKind.TEXT, raw))
-            tokens.append(Token(TokenKind.CLOSING, run_tags.closing + plain.opening, "r"))
+    tokens = _make_tokens(items, plain)
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
     contents = [plain.opening, *text.contents, plain.closing]
     # Two tags without text between them leave an empty run, such as <w:r><w:t></w:t></w:r>.
     empty_runs = [run_tags.opening + run_tags.closing for run_tags in lengths]
-    return XmlText(MarkupText(contents), removed=empty_runs)
+    return XmlText(MarkupText(contents), removed_markup=empty_runs)
+
+
+def _make_tokens(items: Sequence[_Item], plain: _RunTags) -> list[Token]:
+    """Return the tokens of a text within a plain run.
+
+    Markup and runs with other formatting cannot be in this run. It therefore ends before them, and
+    another plain run begins after them.
+    """
+    tokens: list[Token] = []
+    for run_tags, group in groupby(items, lambda item: item.run_tags):
+        if run_tags is None:  # markup
+            for item in group:
+                markup = plain.closing + item.content + plain.opening
+                tokens.append(Token(item.kind, markup, item.name))
+            continue
+        text = "".join(item.content for item in group)
+        if run_tags == plain or not text.strip():  # white space needs no formatting of its own
+            tokens.append(Token(TokenKind.TEXT, text))
+        else:
+            tokens.append(Token(TokenKind.OPENING, plain.closing + run_tags.opening, "r"))
+            tokens.append(Token(TokenKind.TEXT, text))
+            tokens.append(Token(TokenKind.CLOSING, run_tags.closing + plain.opening, "r"))
+    return tokens

@@ -17,7 +17,7 @@ from nmt.translate.results import LineResult
 _SYMBOLS = {"So", "Sk"}  # such as emoji
 _SYMBOL_MODIFIERS = {"Mn", "Cf", "Cs", "Co"}  # marks, format, surrogate and private characters
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # such as <0xE2>
-_MAX_WINDOW_TEXTS = 1024  # limits windows of texts that have few or no sentences
+_MAX_WINDOW_TEXTS = 1024  # also counts texts without sentences
 _MAX_WINDOW_CHARACTERS = 1 << 16  # limits windows of long sentences
 _ROUNDING = 1e-9  # added before rounding down, so that 2.999999999999 counts as 3
 
@@ -45,8 +45,8 @@ class SourceText(Translatable, Protocol):
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """Return the text with translation number `rank` of each sentence.
 
-        `prefix` is the text, such as a language tag, that preceded each sentence in the input of
-        the model.
+        `prefix` is the text, such as a language tag, that the model read before each sentence. A
+        text with markup needs it to find the words of source tokens. Other texts ignore it.
         """
 
 
@@ -75,7 +75,10 @@ class PlainText:
     gaps: list[str]
     """White space before each sentence and after the last one."""
 
-    needs_alignment = False
+    @property
+    def needs_alignment(self) -> bool:
+        """See `Translatable.needs_alignment`: a plain text needs none."""
+        return False
 
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
@@ -89,8 +92,8 @@ class PlainText:
     def target_gaps(self, translations: Sequence[str]) -> list[str]:
         """Return the white space before each translation and after the last one.
 
-        These are the gaps of the source, with one exception. Chinese and Japanese sentences have no
-        gaps: their translations are separated by a space if the target's script uses spaces.
+        The gaps are the same as in the source. Only between sentences without a gap, as in Chinese
+        and Japanese, a space is inserted if the script of the translations uses spaces.
         """
         gaps = list(self.gaps)
         previous = ""
@@ -116,15 +119,16 @@ def parse_plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
             gap += "\n"
         ends = sentence_ends(line) if split_sentences else ()
         for start, end in pairwise([0, *ends, len(line)]):
-            sentence = line[start:end].strip()
+            segment = line[start:end]
+            sentence = segment.strip()
             if not sentence:
-                gap += line[start:end]
+                gap += segment
                 continue
-            # `sentence` is stripped, so white space is left on both sides
-            space_before, _, space_after = line[start:end].partition(sentence)
-            gaps.append(gap + space_before)
+            leading_space = segment.removesuffix(segment.lstrip())
+            trailing_space = segment.removeprefix(segment.rstrip())
+            gaps.append(gap + leading_space)
             sentences.append(replace_line_breaks(sentence))
-            gap = space_after
+            gap = trailing_space
     return PlainText(sentences, [*gaps, gap])
 
 
@@ -180,20 +184,20 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
     """
     visible_lengths = [_visible_length(token) for token in tokens]
     num_visible = sum(visible_lengths)
-    positions = [i for i, character in enumerate(text) if not character.isspace()]
-    scale = len(positions) / num_visible if num_visible else 0.0
+    # positions in `text` of its visible characters
+    visible_positions = [i for i, character in enumerate(text) if not character.isspace()]
+    scale = len(visible_positions) / num_visible if num_visible else 0.0
     spans = []
     offset = 0  # number of visible characters of the tokens so far
     for length in visible_lengths:
         start = int(offset * scale + _ROUNDING)
         offset += length
-        end = int(offset * scale + _ROUNDING)
-        if end == start:  # if `scale` is below 1; the token still covers one character
-            end = start + 1
-        if length == 0 or start >= len(positions):
+        end = int(offset * scale + _ROUNDING)  # at most the number of visible characters
+        if length == 0 or start >= len(visible_positions):
             spans.append((len(text), len(text)))
         else:
-            spans.append((positions[start], positions[end - 1] + 1))
+            last = max(start, end - 1)  # a token covers a character even if `start` equals `end`
+            spans.append((visible_positions[start], visible_positions[last] + 1))
     return spans
 
 
@@ -201,8 +205,8 @@ def _visible_length(token: str) -> int:
     """Return the number of characters that a SentencePiece token shows in a text."""
     if token in ("</s>", "<s>", "<pad>"):
         return 0
-    if token == "<unk>":  # one character in every translation, and nearly always in a source
-        return 1
+    if token == "<unk>":
+        return 1  # exact for translations, and for nearly all unknown tokens of sources
     if _BYTE_TOKEN.fullmatch(token):
         byte = int(token[3:5], 16)  # the two digits of <0xE2>
         # UTF-8 writes a character as one first byte and bytes from 0x80 to 0xBF, which continue it

@@ -11,11 +11,11 @@ from nmt.documents.markup import parse_tokens
 from nmt.documents.texts import SourceText, make_untranslated
 from nmt.documents.xml_text import (
     XmlText,
+    consume_element,
     escape,
-    find_end,
+    find_element_end,
     is_cdata_mark,
     join_raw,
-    take_element,
 )
 from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, tokenize_xml
 
@@ -59,7 +59,7 @@ class _XliffReader:
             if token.kind is XmlKind.OPENING:
                 is_untranslated = self._is_untranslated(token)
                 if token.name in ("trans-unit", "segment") and not is_untranslated:
-                    self._read_unit(take_element(token, tokens))
+                    self._read_unit(consume_element(token, tokens))
                     check_count(len(self._texts))
                     continue
                 self._untranslated_stack.append(is_untranslated)
@@ -127,7 +127,7 @@ class _XliffReader:
         for start in segment_starts:
             if start < markup_start:  # it lies in another segment, which XLIFF does not allow
                 continue
-            end_tag = find_end(tokens, start) - 1
+            end_tag = find_element_end(tokens, start) - 1
             self._markup.append(join_raw(tokens[markup_start : start + 1]))
             self._add_text(tokens[start + 1 : end_tag])
             markup_start = end_tag
@@ -186,7 +186,7 @@ def _find_children(tokens: Sequence[XmlToken]) -> dict[str, slice]:
     children: dict[str, slice] = {}
     index = 1  # the first token is the start tag of the unit
     while index < len(tokens) - 1:
-        end = find_end(tokens, index)
+        end = find_element_end(tokens, index)
         if tokens[index].name:
             children.setdefault(tokens[index].name, slice(index, end))
         index = end
@@ -218,7 +218,7 @@ def _read_inline(tokens: Sequence[XmlToken]) -> Iterator[Token]:
         elif is_cdata_mark(token):
             pass  # the text of a CDATA section is escaped instead
         else:  # a code, or another element whose content is not translated
-            end = find_end(tokens, index)
+            end = find_element_end(tokens, index)
             kind = TokenKind.ATOM  # has no start or end code
             if token.name in _START_CODES:
                 kind = TokenKind.OPENING

@@ -17,13 +17,13 @@ _CDATA_MARKS = ("<![CDATA[", "]]>")
 class XmlText(WrappedText):
     """A text with markup. See `SourceText`."""
 
-    removed: Sequence[str] = ()
+    removed_markup: Sequence[str] = ()
     """Markup that is removed from the translation, such as elements without text."""
 
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
         rendered = remove_invalid(self.text.render(results, rank, prefix))
-        for markup in self.removed:
+        for markup in self.removed_markup:
             rendered = rendered.replace(markup, "")
         return rendered
 
@@ -38,7 +38,7 @@ def is_cdata_mark(token: XmlToken) -> bool:
     return token.raw in _CDATA_MARKS
 
 
-def find_end(tokens: Sequence[XmlToken], start: int) -> int:
+def find_element_end(tokens: Sequence[XmlToken], start: int) -> int:
     """Return the index after the element that begins at `start`.
 
     If the token at `start` begins no element, this is the index after the token.
@@ -54,8 +54,11 @@ def find_end(tokens: Sequence[XmlToken], start: int) -> int:
     return len(tokens)
 
 
-def take_element(first: XmlToken, tokens: Iterator[XmlToken]) -> list[XmlToken]:
-    """Return `first`, the start tag of an element, and its further tokens, read from `tokens`."""
+def consume_element(first: XmlToken, tokens: Iterator[XmlToken]) -> list[XmlToken]:
+    """Return the tokens of an element from its start tag, `first`, to its end tag.
+
+    Reads all tokens after `first` from the iterator.
+    """
     element = [first]
     depth = 1
     while depth:
