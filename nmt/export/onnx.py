@@ -5,9 +5,9 @@ target token, and the cache, which has the keys and values of earlier target tok
 log-probabilities of the next token, the extended cache, and the attention to the source that aligns
 words. Batch size and lengths are dynamic. In the first step, the cache has length 0.
 
-A decoder with SSRUs has no keys and values of target tokens. Both caches then hold the SSRU's state
-(D) after each target token, divided into heads (H, d). The shapes of the caches are therefore the
-same for all decoders. A step reads only the newest state.
+A decoder with SSRUs has no keys and values of target tokens. Instead, both caches hold the states
+of the SSRU, one for each target token, divided into heads. All decoders thus have caches of the
+same shapes. A step reads only the newest state.
 """
 
 # Shapes: B batch, S source length, T cached target tokens, V vocab, D d_model
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -113,36 +114,35 @@ class DecoderStep(nn.Module):
         """
         model = self.model
         num_past = past_keys.size(3)
-        # An encoding enlarges its table to `num_positions`, which a graph cannot do. So the number
-        # is 1, and `_build_model` has made the table large enough.
+        # With a larger `num_positions`, the positional encoding would enlarge its table, which a
+        # graph cannot do. `_build_model` has already made the table large enough.
         positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
-        # from the newest token to the cached ones and itself: -T, ..., -1, 0
+        # relative positions of the cached tokens and the newest token: -T, ..., -1, 0
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
         source_mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
         x = model.embed_target(tokens[:, None], positions)
         keys = []
         values = []
         cross_weights = []
+        # Each layer computes the same as `DecoderLayer.forward`. `sublayer_input` normalizes in
+        # pre-norm models, and `add_and_norm` in post-norm models.
         for i, layer in enumerate(_decoder_layers(model)):
             x, new_keys, new_values = _apply_first_sublayer(
                 layer, x, past_keys[i], past_values[i], positions, distances
             )
-            keys.append(new_keys)
-            values.append(new_values)
-            y = layer.sublayer_input(layer.cross_attention_norm, x)
-            # the graph has no operators for the keys and values of `y`, which nothing uses
-            q, _, _ = layer.cross_attention.project(y, y)
-            # cross-attention has no positional encoding, so it ignores the distances
-            y, weights = _attention_output(
-                layer.cross_attention, q, source_keys[i], source_values[i], source_mask, distances
+            x, weights = _apply_cross_attention(
+                layer, x, source_keys[i], source_values[i], source_mask, distances
             )
-            cross_weights.append(weights)  # (B, H, 1, S)
-            x = layer.add_and_norm(layer.cross_attention_norm, x, y)
             y = layer.feed_forward(layer.sublayer_input(layer.feed_forward_norm, x))
             x = layer.add_and_norm(layer.feed_forward_norm, x, y)
+            keys.append(new_keys)
+            values.append(new_values)
+            cross_weights.append(weights)  # (B, H, 1, S)
+        hidden = model.decoder_norm(x)[:, 0]  # (B, D)
         bias = torch.zeros(1) if model.output_bias is None else model.output_bias
-        # addmm becomes a Gemm, which can share the embedding; a MatMul would need a transposed copy
-        logits = torch.addmm(bias, model.decoder_norm(x)[:, 0], model.output_matrix.T)  # (B, V)
+        # ONNX has an operator for addmm that transposes the matrix, which is often the embedding.
+        # With `hidden @ matrix.T`, the file would have a transposed copy of the embedding.
+        logits = torch.addmm(bias, hidden, model.output_matrix.T)  # (B, V)
         log_probs = logits.log_softmax(dim=-1).masked_fill(self.is_forbidden, float("-inf"))
         alignment_weights = cross_weights[alignment_layer(len(cross_weights))]
         source_attention = mean_alignment(alignment_weights, model.config)  # (B, 1, S)
@@ -164,8 +164,8 @@ class PlainRmsNorm(nn.Module):
 
 
 def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
-    """Return all decoder layers. `isinstance` is for mypy: `nn.ModuleList` hides their type."""
-    return [layer for layer in model.decoder_layers if isinstance(layer, DecoderLayer)]
+    """Return the decoder layers with their type, which `nn.ModuleList` does not state."""
+    return [cast(DecoderLayer, layer) for layer in model.decoder_layers]
 
 
 def _apply_first_sublayer(
@@ -208,17 +208,40 @@ def _next_state(ssru: Ssru, x: Tensor, past_states: Tensor) -> Tensor:
     gates, candidates = ssru.project(x)  # (B, 1, D) each
     gates = gates.view(-1, num_heads, 1, head_size)  # (B, H, 1, d)
     candidates = candidates.view(-1, num_heads, 1, head_size)
-    states = torch.cat([torch.zeros_like(candidates), past_states], dim=2)  # (B, H, T + 1, d)
-    state: Tensor = gates * states[:, :, -1:] + (1 - gates) * candidates
+    initial_state = torch.zeros_like(candidates)
+    states = torch.cat([initial_state, past_states], dim=2)  # (B, H, T + 1, d)
+    previous_state = states[:, :, -1:]  # (B, H, 1, d)
+    state: Tensor = gates * previous_state + (1 - gates) * candidates
     return state
+
+
+def _apply_cross_attention(
+    layer: DecoderLayer,
+    x: Tensor,
+    source_keys: Tensor,
+    source_values: Tensor,
+    source_mask: Tensor,
+    distances: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Apply the cross-attention of a layer to `x` (B, 1, D).
+
+    Returns the result (B, 1, D) and the attention weights (B, H, 1, S).
+    """
+    attention = layer.cross_attention
+    y = layer.sublayer_input(layer.cross_attention_norm, x)
+    q, _, _ = attention.project(y, y)  # keys and values of `y` are unused, so the graph omits them
+    # cross-attention has no positional encoding, so it ignores the distances
+    y, weights = _attention_output(attention, q, source_keys, source_values, source_mask, distances)
+    return layer.add_and_norm(layer.cross_attention_norm, x, y), weights
 
 
 def _attention_output(
     attention: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, distances: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output (B, 1, D) and the weights (B, H, 1, S) of attention.
+    """Compute the output (B, 1, D) and the weights (B, H, 1, N) of attention to N tokens.
 
-    `q` (B, H, 1, d), `k` and `v` (B, K, S, d) are projected.
+    `q` (B, H, 1, d), `k` and `v` (B, K, N, d) are projected. N is S in cross-attention, and T + 1
+    in self-attention.
     """
     encoding = attention.position_encoding
     bias_encoding = encoding if encoding.has_bias else None  # adds a bias to the scores, as ALiBi
@@ -319,8 +342,8 @@ def _quantize(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Only constants can be quantized. `quant_pre_process` folds the slices of `in_projection` into
-    # constants.
+    # Only constants can be quantized. The weights of queries, keys and values are slices of one
+    # matrix, which `quant_pre_process` replaces by constants.
     folded_path = path.with_suffix(".folded")
     quant_pre_process(str(path), str(folded_path), skip_symbolic_shape=True)
     quantize_dynamic(folded_path, path, weight_type=QuantType.QInt8, per_channel=True)
@@ -337,26 +360,40 @@ def _store_float16(path: Path) -> None:
 
     model = onnx.load(path)
     graph = model.graph
-    for node in [node for node in graph.node if node.op_type == "Constant"]:
-        tensor = node.attribute[0].t  # the only attribute of a constant is its value
-        is_scalar = len(tensor.dims) == 0
-        if not is_scalar:  # such as the table of sinusoidal positions
-            tensor.name = node.output[0]
-            graph.initializer.append(tensor)
-            graph.node.remove(node)
-    conversions = []
-    for tensor in list(graph.initializer):
+    _move_constants(graph)
+    conversions = []  # nodes that convert a matrix to float32
+    for tensor in graph.initializer:
         if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
             continue
-        stored_name = f"{tensor.name}.float16"
-        conversion = onnx.helper.make_node(
-            "Cast", [stored_name], [tensor.name], to=onnx.TensorProto.FLOAT
-        )
-        conversions.append(conversion)
+        name = tensor.name
         values = numpy_helper.to_array(tensor).astype(np.float16)
-        graph.initializer.remove(tensor)
-        graph.initializer.append(numpy_helper.from_array(values, stored_name))
-    nodes = [*conversions, *graph.node]  # a graph lists a node after the nodes that it reads
+        tensor.CopyFrom(numpy_helper.from_array(values, f"{name}.float16"))
+        conversion = onnx.helper.make_node("Cast", [tensor.name], [name], to=onnx.TensorProto.FLOAT)
+        conversions.append(conversion)
+    # a graph lists a node after the nodes that it reads
+    _replace_nodes(graph, [*conversions, *graph.node])
+    onnx.save(model, path)
+
+
+def _move_constants(graph: Any) -> None:
+    """Move constants, such as the table of sinusoidal positions, to the weights of a graph.
+
+    Weights are `graph.initializer`. Scalars stay where they are.
+    """
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "Constant":
+            [attribute] = node.attribute
+            tensor = attribute.t  # the value of the constant
+            if len(tensor.dims) > 0:
+                tensor.name = node.output[0]
+                graph.initializer.append(tensor)
+                continue
+        nodes.append(node)
+    _replace_nodes(graph, nodes)
+
+
+def _replace_nodes(graph: Any, nodes: list[Any]) -> None:
+    """Replace the nodes of a graph, a field of a protobuf message that cannot be assigned."""
     del graph.node[:]
     graph.node.extend(nodes)
-    onnx.save(model, path)
