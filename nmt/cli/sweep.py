@@ -55,10 +55,13 @@ def run_hydra(
 
     Args:
         command: the command.
-        command_line: the words after the name of the command.
-        arguments: the arguments of the command line, with the names of YAML files in Hydra.
-        compose: returns a config, given the arguments of a job and the subfolder of `run_dir`.
-        run: runs the command with a config.
+        command_line: the words after the name of the command. Its `hydra_words` are flags and
+            settings of Hydra itself, such as `hydra/sweeper=optuna`.
+        arguments: the settings of the command line. Config groups have names of YAML files as
+            values, not paths.
+        compose: makes a `ComposedCommand` from the arguments of a job and the name of its folder in
+            `run_dir`, which is empty unless each job has a folder.
+        run: runs a `ComposedCommand` and returns its score.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise exceptions instead of printing them
     start_seconds = time.time()
@@ -74,7 +77,9 @@ def run_hydra(
         run_jobs = decorate(jobs.run_job)
         try:
             run_jobs()  # reads sys.argv
-        except Exception:  # after an error of a job, a sweeper may fail since it gets no score
+        except Exception:
+            # A sweeper may fail because a job failed and returned no score. In this case, the error
+            # of the job is raised below.
             if not jobs.errors:
                 raise
         _report_sweep(jobs.read_run_dirs(), start_seconds)
@@ -102,7 +107,8 @@ class _Jobs:
         self.hydra_arguments: list[Argument] = []  # Hydra chooses one value of each for a job
         self._shared_arguments: list[Argument] = []  # equal in all jobs
         for argument in arguments:
-            if argument.key in GROUPS or _is_sweep(argument):
+            is_config_group = argument.key in GROUPS  # such as model=base
+            if is_config_group or _is_sweep(argument):
                 self.hydra_arguments.append(argument)
             else:
                 self._shared_arguments.append(argument)
@@ -127,13 +133,16 @@ class _Jobs:
             return None
 
     def _compose_job(self) -> Any:
-        """Compose the config of the current job, and write the name of its run folder."""
+        """Return the `ComposedCommand` of the current job, and write the name of its run folder."""
         job_config = HydraConfig.get()
-        values = [_parse_override(text, self._command) for text in job_config.overrides.task]
-        job_arguments = [*self._shared_arguments, *values]
+        chosen_arguments = []  # `hydra_arguments` with the values that Hydra chose for this job
+        for override in job_config.overrides.task:
+            chosen_arguments.append(_parse_override(override, self._command))
+        job_arguments = [*self._shared_arguments, *chosen_arguments]
         if job_config.mode is not RunMode.MULTIRUN or self._command.name != "train":
             return self._compose(job_arguments, "")
-        composed = self._compose(job_arguments, _name_run(values, self._arguments))
+        run_name = _name_run(chosen_arguments, self._arguments)
+        composed = self._compose(job_arguments, run_name)
         if not composed.config.dry_run:
             # leading zeros, so that the names sort in the order of the jobs
             name_file = self._names_folder / f"{job_config.job.num:09d}"
@@ -167,14 +176,15 @@ def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
 
 def _to_override(argument: Argument) -> str:
     """Return an argument in Hydra's grammar."""
-    prefix = "" if argument.key in GROUPS else "++"  # ++ allows new keys, such as mix.news
-    return f"{prefix}{argument.key}={argument.value}"
+    override = f"{argument.key}={argument.value}"
+    is_config_group = argument.key in GROUPS  # such as model=base
+    return override if is_config_group else f"++{override}"  # ++ allows new keys, such as mix.news
 
 
 def _parse_override(text: str, command: Command) -> Argument:
     """Parse an override that Hydra passes to a job, such as `++max_tokens=2048`."""
     override = OverridesParser.create().parse_override(text)
-    value_text = override.value()  # of a text, without the quotes
+    value_text = override.value()  # Hydra has removed the quotes around a text
     if not isinstance(value_text, str):  # a number, list or mapping
         value_text = override.get_value_string()
     return parse_argument(f"{override.get_key_element()}={value_text}", command)
@@ -194,18 +204,19 @@ def _is_sweep(argument: Argument) -> bool:
     return bool(override.is_sweep_override())
 
 
-def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
+def _name_run(chosen_arguments: Iterable[Argument], arguments: Iterable[Argument]) -> str:
     """Return the folder name of one run of a sweep, such as `max_tokens=2048,seed=1`.
 
-    The name contains the settings that differ between runs, except run_dir. `values` are the
-    arguments of this run, and `arguments` are the arguments of the command line.
+    The name contains the settings that differ between runs, except run_dir. `chosen_arguments` have
+    the values that Hydra chose for this run. `arguments` are the arguments of the command line.
     """
-    swept_values = {argument.key: argument.value for argument in values}
+    unnamed_keys = set()
     for argument in arguments:
         if argument.key == "run_dir" or not _is_sweep(argument):
-            swept_values.pop(argument.key, None)
-    settings = ",".join(f"{key}={value}" for key, value in sorted(swept_values.items()))
-    name = re.sub(r"[^\w.=,+-]", "_", settings.replace("'", ""))
+            unnamed_keys.add(argument.key)
+    values = {argument.key: argument.value for argument in chosen_arguments}
+    settings = [f"{key}={values[key]}" for key in sorted(values.keys() - unnamed_keys)]
+    name = re.sub(r"[^\w.=,+-]", "_", ",".join(settings).replace("'", ""))
     if len(name) > _MAX_RUN_NAME_LENGTH:
         raise ConfigError(f"a run of the sweep would be named {name}; sweep over fewer settings")
     return name

@@ -110,9 +110,17 @@ def to_dataclass(cls: type[T], content: object, path: Path, key: str = "") -> T:
     """Convert parsed JSON to an instance of the dataclass `cls`.
 
     Every key must be a field, and every value must have the type of its field. Numbers must be
-    finite, and integers below 2^63. Otherwise, or if the class raises a `ConfigError`, raises a
-    `DamagedError`, which names the file `path` and the key of the value in it. `key` is the key of
-    `content` itself.
+    finite, and integers below 2^63.
+
+    Args:
+        cls: the dataclass.
+        content: the parsed JSON.
+        path: the file, for error messages.
+        key: the key of `content` in the file, for error messages; empty for the whole file.
+
+    Raises:
+        DamagedError: if `content` does not fit, or if the dataclass raises a `ConfigError`. The
+            message has the path and the key of the value that does not fit.
     """
     try:
         instance: T = _convert(cls, content, key)
@@ -122,7 +130,7 @@ def to_dataclass(cls: type[T], content: object, path: Path, key: str = "") -> T:
 
 
 class _MismatchError(Exception):
-    """A value does not have the type of its field."""
+    """A key is unknown or missing, or a value does not have the type of its field."""
 
 
 def _convert(type_hint: Any, value: Any, key: str) -> Any:
@@ -171,12 +179,13 @@ def _convert_fields(cls: Any, values: Any, key: str) -> Any:
     _require(isinstance(values, dict), key, "an object", values)
     type_hints = _get_type_hints(cls)
     prefix = f"{key}." if key else ""
-    for name, value in values.items():
-        _require(name in type_hints, prefix + str(name), "no key of this version", value)
+    for name in values:
+        if name not in type_hints:
+            raise _MismatchError(f"{prefix}{name} is unknown to this version")
     for field in dataclasses.fields(cls):
         has_default = field.default is not MISSING or field.default_factory is not MISSING
-        has_value = field.name in values or has_default
-        _require(has_value, prefix + field.name, "given", None)
+        if field.name not in values and not has_default:
+            raise _MismatchError(f"{prefix}{field.name} is missing")
     arguments = {}
     for name, value in values.items():
         arguments[name] = _convert(type_hints[name], value, prefix + name)

@@ -29,13 +29,14 @@ class Compiler:
         With `may_fail`, a function that cannot be compiled runs uncompiled, after a warning. With
         `by_layer`, `compile_model` compiles layers instead of the whole model.
         """
-        # imported here because it takes seconds, which only runs that compile should take
-        from torch._dynamo import callback, config, utils
-        from torch.fx.experimental import _config
+        # these imports take seconds, so runs that do not compile skip them
+        from torch._dynamo import callback, utils
+        from torch._dynamo import config as dynamo_config
+        from torch.fx.experimental import _config as symbolic_shapes_config
 
         # do not assume that sizes which are equal in the first batch, by chance, are always equal
-        _config.use_duck_shape = False
-        config.optimize_ddp = False  # do not split the graph at the gradient buckets of DDP
+        symbolic_shapes_config.use_duck_shape = False
+        dynamo_config.optimize_ddp = False  # do not split the graph at the gradient buckets of DDP
 
         self.compile_seconds = 0.0
         self._start_seconds = 0.0
@@ -67,8 +68,10 @@ class Compiler:
         Compiling by layer makes two graphs, one for encoder layers and one for decoder layers, and
         replaces the classes of the layers in `model`. A graph of the whole model is about a tenth
         faster. But it takes three times as long to compile, and ranks cannot exchange gradients
-        before the end of the backward pass. Activation checkpointing needs a graph of the whole
-        model, since it ends the recomputation of a layer by an exception.
+        before the end of the backward pass.
+
+        With activation checkpointing, the whole model is compiled. Otherwise, torch would end the
+        recomputation of a layer with an exception, which a compiled layer cannot pass on.
         """
         if not self._by_layer or model.activation_checkpointing:
             return self.compile(model.forward)
@@ -77,7 +80,7 @@ class Compiler:
             layer_class = type(layer)
             if layer_class not in compiled_classes:
                 compiled_classes[layer_class] = self._compiled_class(layer_class)
-            layer.__class__ = compiled_classes[layer_class]
+            layer.__class__ = compiled_classes[layer_class]  # changes only the method `forward`
         return model.forward
 
     def _compiled_class(self, layer_class: type[nn.Module]) -> type[nn.Module]:
@@ -88,7 +91,7 @@ class Compiler:
         def forward(layer: nn.Module, *inputs: Any) -> Any:
             if torch.is_grad_enabled():
                 return compiled_forward(layer, *inputs)
-            # validation and search have too few calls to compile graphs without gradients
+            # Validation and search run without gradients. They are too short to be worth compiling.
             return plain_forward(layer, *inputs)
 
         return type(f"Compiled{layer_class.__name__}", (layer_class,), {"forward": forward})
@@ -97,20 +100,19 @@ class Compiler:
         self, compiled: Callable[..., T], function: Callable[..., T]
     ) -> Callable[..., T]:
         """Return a function that calls `compiled` until it fails, and then only `function`."""
-        active = compiled
+        has_failed = False
 
         def call(*inputs: Any) -> T:
-            nonlocal active
-            try:
-                return active(*inputs)
-            # Triton, compilers and torch raise many types. If `function` itself raises the error,
-            # the call below raises it again.
-            except Exception as error:
-                if active is function or isinstance(error, torch.OutOfMemoryError):
+            nonlocal has_failed
+            if not has_failed:
+                try:
+                    return compiled(*inputs)
+                except torch.OutOfMemoryError:
                     raise
-                log.warning("%s runs uncompiled: %s", _name_of(function), _first_line(error))
-            active = function
-            return function(*inputs)
+                except Exception as error:  # Triton, compilers and torch raise many types
+                    log.warning("%s runs uncompiled: %s", _name_of(function), _first_line(error))
+                    has_failed = True
+            return function(*inputs)  # raises the error again if `function` itself caused it
 
         return call
 
