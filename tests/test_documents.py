@@ -213,6 +213,22 @@ def test_a_text_document_of_libreoffice() -> None:
     assert "<draw:text-box><text:p>IN A BOX</text:p></draw:text-box>" in xml
 
 
+def test_a_page_break_with_an_end_tag_is_dropped_with_it() -> None:
+    page_break = "<text:soft-page-break></text:soft-page-break>"
+    paragraph = f"<text:p>one {page_break}two <text:span>three</text:span></text:p>"
+    namespace = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
+    content = f'<body xmlns:text="{namespace}">{paragraph}</body>'
+    package = make_package(
+        {
+            "mimetype": b"application/vnd.oasis.opendocument.text",
+            "content.xml": content.encode(),
+            "META-INF/manifest.xml": b"<manifest/>",
+        }
+    )
+    result = read_file(translate("a.odt", package), "content.xml")
+    assert "<text:p>ONE TWO <text:span>THREE</text:span></text:p>" in result
+
+
 def test_a_text_document_of_odfpy_opens_again() -> None:
     document = opendocument.OpenDocumentText()
     paragraph = odf_text.P(text="one ")

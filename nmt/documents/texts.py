@@ -196,8 +196,9 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
         if length == 0 or start >= len(visible_positions):
             spans.append((len(text), len(text)))
         else:
-            last = max(start, end - 1)  # a token covers a character even if `start` equals `end`
-            spans.append((visible_positions[start], visible_positions[last] + 1))
+            # a token covers at least one character, even if `start` equals `end`
+            last_index = max(start, end - 1)
+            spans.append((visible_positions[start], visible_positions[last_index] + 1))
     return spans
 
 
