@@ -134,7 +134,10 @@ def test_sets_that_cannot_be_taken_are_refused(
         ([train, "data.valid.num_pairs=100"], "num_pairs=100: the training text has only "),
         ([train, "data.valid.num_pairs=1.5"], "num_pairs=1.5: must be a whole number, or a share"),
         ([train, "data.valid.num_pairs=9", valid], "tsv and num_pairs"),
-        ([train, "data.valid.num_pairs=9", "data.test.num_pairs=0.1"], "both be numbers, or both"),
+        (
+            [train, "data.valid.num_pairs=9", "data.test.num_pairs=0.1"],
+            "both be numbers of pairs, or shares",
+        ),
         (
             [train, "data.valid.num_pairs=0.5", "data.test.num_pairs=0.5"],
             "be shares, below 1",

@@ -146,7 +146,9 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
     folders = [work_dir / "run", random_model(tmp_path / "joint", tokenizer)]
     with pytest.raises(ModelError, match="a different tokenizer"):
         Translator.load(folders, device="cpu", backend="native")
-    with pytest.raises(ConfigError, match=r"<pad> <unk> <s> </s>.*\[END\].*the same names"):
+    with pytest.raises(
+        ConfigError, match=r"<pad> <unk> <s> </s>.*\[END\].*the same control symbols"
+    ):
         open_tokenizers(foreign_models(tmp_path, eos_piece="[END]"))
 
 
