@@ -140,7 +140,7 @@ def test_sets_that_cannot_be_taken_are_refused(
         ),
         (
             [train, "data.valid.num_pairs=0.5", "data.test.num_pairs=0.5"],
-            "be shares, below 1",
+            "shares that add up to less than 1",
         ),
         (["data=numbers", "data.valid.num_pairs=9"], "comes with its text; leave out data.valid"),
         (
