@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -114,10 +115,10 @@ def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
 ) -> None:
     write_lines(tmp_path / "changed", ["something else", *LINES[1:50]])
     for change, message in (
-        ("beam_size=3", "beam_size"),
-        ("max_source_length=20", "max_source_length"),
-        (f"model_dir={folder / 'other'}", "model"),
-        (f"input={tmp_path / 'changed'}", "another input"),
+        ("beam_size=3", "cannot be continued (other beam_size)"),
+        ("max_source_length=20", "cannot be continued (other max_source_length)"),
+        (f"model_dir={folder / 'other'}", "cannot be continued (other model)"),
+        (f"input={tmp_path / 'changed'}", "is of another input"),
     ):
         copy_killed_job(folder, tmp_path)
         key = change.split("=")[0]
@@ -128,11 +129,9 @@ def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
         ]
         assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
         log = capfd.readouterr().err
-        reason = re.search(r"cannot be continued \((.*)\); starting over|(.*); starting over", log)
-        assert reason is not None, log
-        assert message in reason[0], change
+        assert f"out.partial {message}; starting over" in log, change
         lost_lines = re.search(r"starting over without its (\d+) lines\n", log)
-        if message != "another input":
+        if message != "is of another input":
             assert lost_lines is not None, change
             assert int(lost_lines[1]) > 0, change
         assert translate(*arguments, f"output={tmp_path / 'new'}") == 0
@@ -140,6 +139,32 @@ def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
         (tmp_path / "new").unlink()
     assert translate(*model_and_input(folder), f"output={tmp_path / 'out'}") == 0
     assert f"{tmp_path / 'out'} exists; the complete translation replaces" in capfd.readouterr().err
+
+
+def test_a_job_whose_files_are_damaged_starts_over_and_says_so(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state_file = tmp_path / "out.partial.json"
+
+    def change_version() -> None:
+        state = json.loads(state_file.read_text(encoding="utf-8"))
+        state_file.write_text(json.dumps(state | {"format_version": -1}), encoding="utf-8")
+
+    damages: dict[str, Callable[[], object]] = {
+        "its state is damaged": lambda: state_file.write_text("{", encoding="utf-8"),
+        "it is too short": lambda: os.truncate(tmp_path / "out.partial", 3),
+        "written by another version of nmt": change_version,
+    }
+    for problem, damage in damages.items():
+        copy_killed_job(folder, tmp_path)
+        damage()
+        arguments = [*model_and_input(folder), *OPTIONS]
+        assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
+        log = capfd.readouterr().err
+        assert f"out.partial cannot be continued ({problem}); starting over" in log
+        output = (tmp_path / "out").read_bytes()
+        assert output == (folder / "uninterrupted").read_bytes()
+        (tmp_path / "out").unlink()
 
 
 def test_prefixes_of_a_stream_are_not_read_twice(

@@ -348,9 +348,9 @@ class TrainConfig(RuntimeConfig):
         # weights of corpora, by the name of their setting, such as "stages.final.mix.news"
         weight_by_setting = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
-        # `self.require` works for settings of `TrainConfig` only, `require_valid` for any setting
         augment_keys = [setting.name for setting in fields(AugmentConfig)]
         for name, stage in self.stages.items():
+            # not `self.require`, which works only for settings of `TrainConfig` itself
             require_valid(
                 stage.start not in starts,
                 f"stages.{name}.start",

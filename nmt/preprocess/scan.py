@@ -11,8 +11,9 @@ The scan writes the pairs with keys below a limit. The limit is estimated, becau
 pairs that the filters drop is not known before the scan. If too few pairs are left, `plan.py` and
 `held_out.py` call `scan` again with a higher limit.
 
-The normal form of a sentence is the sentence without case, punctuation and spaces. A training pair
-is dropped if one of its sentences has the normal form of a held-out sentence.
+The normal form of a sentence is the sentence without case, punctuation and spaces. Later steps drop
+a training pair if one of its sentences has the same normal form as a sentence that was taken from
+the training text for a held-out set.
 """
 
 # In shapes, N is the number of pairs of a chunk that were not dropped.

@@ -216,8 +216,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_written(self, old_num_bytes: int) -> None:
         """Close the connection unless the buffer has shrunk enough from `old_num_bytes`."""
         self._write_timeout = None
-        # If less than `_MIN_WRITTEN_BYTES` were left, all of them had to be sent, which would have
-        # ended this timeout.
+        # If less than `_MIN_WRITTEN_BYTES` were left, all of them had to be sent, which ends this
+        # timeout, except for a discarded request, whose shorter timeout comes first.
         if self.transport.get_write_buffer_size() > old_num_bytes - _MIN_WRITTEN_BYTES:
             self.transport.abort()
         else:

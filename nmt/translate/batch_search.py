@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 32
 """Number of failed segments in a row after which `BatchSearch` tests the engine.
 
-The test is to repeat a segment that was translated before.
+The test is to repeat a segment that was translated before; without one, it fails.
 """
 
 _MAX_REASON_CHARACTERS = 300  # of the message of an error in `Failure.reason`
@@ -181,7 +181,7 @@ class BatchSearch:
                 results: list[tuple[int, SearchResult]] = []
                 for number in search.step():
                     single_request = replace(request, sources=[unfinished[number].ids])
-                    # a translation that loops (repeats tokens) is searched again
+                    # a translation that loops or met the length limit is searched again
                     hypotheses_of_sentences = replace_loops(
                         self.backend, single_request, [search.result(number)]
                     )
@@ -216,7 +216,7 @@ class BatchSearch:
             with_scores=self.with_scores,
         )
         try:
-            # a translation that loops (repeats tokens) is searched again
+            # a translation that loops or met the length limit is searched again
             hypotheses = search_without_loops(self.backend, request)
         # an engine may raise any type for a segment; the other segments are still translated
         except Exception as error:
