@@ -18,7 +18,6 @@ from nmt.config import resolve_path
 from nmt.data.binary import read_meta
 from nmt.data.languages import DEFAULT_LANGUAGES
 from nmt.errors import ModelError, NmtError
-from nmt.evaluate import build_bleu_metric, choose_bleu_tokenizer
 from nmt.runtime.manifest import read_run_config
 from nmt.runtime.metadata import read_json
 from nmt.runtime.metrics_log import read_metrics_log
@@ -130,6 +129,9 @@ def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[st
         # record.
         checkpoint_name = checkpoint_dir(folder, record["update"]).name
         if folder.name == checkpoint_name and "valid_bleu" in record:
+            # here, since translation imports this module, and sacreBLEU would slow down its start
+            from nmt.evaluate import build_bleu_metric, choose_bleu_tokenizer
+
             metric = build_bleu_metric(choose_bleu_tokenizer(info.tgt_lang))
             # the signature has the number of references, which a metric only knows after scoring
             metric.corpus_score(["a"], [["a"]])
