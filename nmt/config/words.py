@@ -304,7 +304,7 @@ def translate_value(text: str, type_hint: Any) -> str:
     digits = match["digits"].replace("_", "")
     number = float(digits) * _FACTORS[match["suffix"].lower()]
     if int in accepted_types:
-        # a fraction stays as it is, and the check of its type then refuses it
+        # a fraction is not changed, and the check of its type then refuses it
         return str(int(number)) if number.is_integer() else text
     if float in accepted_types and match["suffix"]:
         return repr(number)

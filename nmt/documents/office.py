@@ -81,8 +81,8 @@ class XmlPart:
     def join(self, translations: Iterator[str]) -> str:
         """Return the translated file.
 
-        Takes one of `translations` for each text of `list_texts`, in the same order: first those of
-        `texts`, then those of each inner part.
+        Takes one of `translations` for each text of `list_texts`, in the same order: first for
+        `texts`, then for each inner part.
         """
         translated_texts = list(islice(translations, len(self.texts)))
         inner_texts = [text_box.join(translations) for text_box in self.inner_parts]

@@ -144,7 +144,7 @@ def remove_target_tag(result: LineResult, num_tag_tokens: int) -> LineResult:
     """Remove the first `num_tag_tokens` tokens, the tag of the target language, from a result.
 
     Only tokens, their probabilities and alignments contain the tag; the text of a translation never
-    does. A long line, which was translated in several segments, stays as it is.
+    does. A long line, which was translated in several segments, is not changed.
     """
     if num_tag_tokens == 0 or result.num_segments != 1:
         return result

@@ -73,7 +73,7 @@ _REPLACEMENTS = [
 ]
 # applied to strings of JSON, where line feeds are written as \n
 _LINE_FEED = ReplacementRule("LF", "\n", re.compile("\n"))
-# applied to held-out pairs alone, since a filter drops training pairs with NUL
+# applied only to held-out pairs, since a filter drops training pairs with NUL
 _NUL = ReplacementRule("NUL", "\0", re.compile("\0"))
 # links of source and target words, such as 0-0 1-2, or an empty line
 _ALIGNMENT = re.compile(r"(\d{1,5}-\d{1,5}( +\d{1,5}-\d{1,5})*)?")
@@ -341,7 +341,7 @@ class _ChunkReader:
         for row in rows:
             message = f'half a surrogate pair in the field "{name}"'
             self.not_utf8.setdefault((row, 0), LineError(row, 0, message))
-        # the texts have no line feed any more, so this only replaces the other characters
+        # the texts no longer have a line feed, so this only replaces the other characters
         return self._split("\n".join(texts), 0)
 
 

@@ -242,7 +242,7 @@ def set_num_threads(num_threads: int) -> None:
         if num_threads < max_threads:
             torch.set_num_threads(num_threads)
             log.info(
-                "%d threads, since other processes are busy; num_threads=%d takes all cores",
+                "num_threads=%d, since other processes are busy; num_threads=%d takes all cores",
                 num_threads,
                 max_threads,
             )
