@@ -164,8 +164,9 @@ class Saver:
         self.keep_last = keep_last
         self.damaged_updates = set()
         for checkpoint in list_checkpoints(run_dir):
-            if parse_checkpoint_update(checkpoint) > update:
-                self.damaged_updates.add(parse_checkpoint_update(checkpoint))
+            checkpoint_update = parse_checkpoint_update(checkpoint)
+            if checkpoint_update > update:
+                self.damaged_updates.add(checkpoint_update)
         self.failure: str | None = None  # why the newest checkpoint could not be written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: Future[None] = self._thread.submit(lambda: None)  # nothing to wait for

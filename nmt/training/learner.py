@@ -300,8 +300,8 @@ class Learner:
         """
         micro_batches = self.batch_maker.split_rows(rows)
         if only_largest:
-            lengths = self.batch_maker.lengths
-            micro_batches = [max(micro_batches, key=lambda part: batch_cost(lengths[part]))]
+            costs = [batch_cost(self.batch_maker.lengths[part_rows]) for part_rows in micro_batches]
+            micro_batches = [micro_batches[costs.index(max(costs))]]
         for micro_batch_rows in micro_batches:
             with self._no_sync():
                 loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(micro_batch_rows))
