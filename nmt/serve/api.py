@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +30,7 @@ from nmt.serve.languages import DetectedLanguage
 from nmt.serve.models import Direction, TranslationOptions
 from nmt.serve.parameters import ApiRequest, get_service, read_request
 from nmt.serve.service import run_unless_disconnected
-from nmt.serve.text_translation import TranslatedText, call_for_texts, check_results
+from nmt.serve.text_translation import TranslatedText, call_in_thread_if_long, check_results
 
 _MAX_ALTERNATIVES = 100
 _FRONTEND_TIMEOUT_MS = 500  # milliseconds that LibreTranslate's page waits after a key press
@@ -55,9 +56,13 @@ async def translate(request: Request) -> Response:
     for text in translated_texts:
         check_results(text.results)
     api_request.service.metrics.request_seconds.observe(time.monotonic() - start)
-    content = await call_for_texts(
-        texts, _describe_texts, translated_texts, num_alternatives, options.source == "auto"
+    describe_texts = partial(
+        _describe_texts,
+        translated_texts,
+        num_alternatives=num_alternatives,
+        detects_source=options.source == "auto",
     )
+    content = await call_in_thread_if_long(texts, describe_texts)
     if is_list:
         return JSONResponse(content)
     # for a single text, the values are not lists
@@ -65,13 +70,16 @@ async def translate(request: Request) -> Response:
 
 
 def _describe_texts(
-    translated_texts: Sequence[TranslatedText], num_alternatives: int, is_detected: bool
+    translated_texts: Sequence[TranslatedText], *, num_alternatives: int, detects_source: bool
 ) -> dict[str, list[Any]]:
-    """Return the JSON object for a list of texts. Each value has an item for each text."""
+    """Return the JSON object for a list of texts. Each value has an item for each text.
+
+    With `detects_source`, the object has the source languages, which were detected.
+    """
     content: dict[str, list[Any]] = {
         "translatedText": [text.render_translation() for text in translated_texts]
     }
-    if is_detected:
+    if detects_source:
         content["detectedLanguage"] = [
             {"confidence": text.confidence, "language": text.source} for text in translated_texts
         ]
@@ -87,11 +95,11 @@ async def detect(request: Request) -> Response:
     api_request = await read_request(request)
     text = " ".join(api_request.params.texts("q"))
     api_request.check_size([text])
-    detected = api_request.service.models.languages.detect(text)
-    if not detected:  # clients of LibreTranslate expect at least one language
-        detected = [DetectedLanguage("en", 0.0)]
+    detected_languages = api_request.service.models.languages.detect(text)
+    if not detected_languages:  # clients of LibreTranslate expect at least one language
+        detected_languages = [DetectedLanguage("en", 0.0)]
     return JSONResponse(
-        [{"confidence": confidence, "language": code} for code, confidence in detected]
+        [{"confidence": confidence, "language": code} for code, confidence in detected_languages]
     )
 
 
@@ -104,9 +112,9 @@ async def frontend_settings(request: Request) -> Response:
     """GET /frontend/settings."""
     service = get_service(request)
     config = service.config
-    served = service.models.languages
-    source = served.sources[0]
-    targets = [code for code in served.list_targets(source) if code != source]
+    served_languages = service.models.languages
+    source = served_languages.sources[0]
+    targets = [code for code in served_languages.list_targets(source) if code != source]
     target = targets[0] if targets else source
     return JSONResponse(
         {
@@ -136,8 +144,8 @@ async def translate_file(request: Request) -> Response:
         raise InvalidRequestError("missing file parameter")
     path = PurePath(upload.filename)
     content = await upload.read()
-    translating = _translate_file(api_request, path, content, options)
-    translation = await run_unless_disconnected(request, translating)
+    work = _translate_file(api_request, path, content, options)
+    translation = await run_unless_disconnected(request, work)
     name = f"{path.stem}_{api_request.params['target']}{path.suffix}"
     key = api_request.service.downloads.add(name, translation)
     return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{quote(key)}"})
@@ -146,7 +154,7 @@ async def translate_file(request: Request) -> Response:
 async def _translate_file(
     api_request: ApiRequest, path: PurePath, content: bytes, options: TranslationOptions
 ) -> bytes:
-    """Return the content of the translated file. `path` and `content` are of the original."""
+    """Return the content of the translated file, given name and content of the original file."""
     columns = api_request.params.text("columns", "").split(",")
     read_options = ReadOptions(
         split_sentences=api_request.service.config.split_sentences,
@@ -157,13 +165,13 @@ async def _translate_file(
     service = api_request.service
     service.models.check_languages(options)
     async with service.file_processes.open(client, path.name, content, read_options) as file:
-        async with service.file_processes.reading(client):
+        async with service.file_processes.hold_read_slot(client):
             max_sentences = service.text_translator.max_window_sentences
             # the sentences of a text are queued together, so they must fit in the queue
             max_text_sentences = service.scheduler.queues.max_per_client
             summary: FileSummary = await file.call("read", max_sentences, max_text_sentences)
         api_request.check_characters(summary.num_characters, is_file=True)
-        _, _, direction = service.models.resolve_direction(summary.sample, options)
+        direction = service.models.resolve_direction(summary.language_sample, options).direction
         if direction is None:  # nothing to translate, such as a file in the target language
             return content
         return await _translate_open_file(api_request, file, summary, direction, options)
@@ -176,24 +184,29 @@ async def _translate_open_file(
     direction: Direction,
     options: TranslationOptions,
 ) -> bytes:
-    """Return the translation of a file that was read, and show the progress in /v1/progress."""
+    """Translate a file that was read, and return its content. /v1/progress shows the progress."""
     progress = api_request.service.progress
     request_id = api_request.context.id
     num_finished = 0
     progress[request_id] = (0, summary.num_sentences)
 
     async def next_window() -> list[FileWindow] | None:
-        """Return the next window of the file as a list of one text."""
-        window = await file.call("next_window")
-        return None if window is None else [window]
+        """Return the next window of the file, or None at its end.
+
+        `translate_windows` expects a list of texts. The only one is the window of the file, which
+        already combines several texts.
+        """
+        file_window = await file.call("next_window")
+        return None if file_window is None else [file_window]
 
     try:
         windows = api_request.service.text_translator.translate_windows(
             api_request.context, direction, next_window, options
         )
-        async for _, [results] in windows:
-            await file.call("render", results, direction.prefix)
-            num_finished += len(results)
+        async for _, results_by_text in windows:
+            [sentence_results] = results_by_text  # the results of the only text, a `FileWindow`
+            await file.call("render", sentence_results, direction.source_prefix)
+            num_finished += len(sentence_results)
             progress[request_id] = (num_finished, summary.num_sentences)
     finally:
         progress.pop(request_id, None)
@@ -206,21 +219,24 @@ async def download_file(request: Request) -> Response:
     key = request.path_params["name"]
     path = get_service(request).downloads.find(key)
     if path is None:
-        raise HttpError(404, "no such file, or no longer")
+        raise HttpError(404, "no such file; it may have been deleted")
     filename = key.rsplit("/", 1)[-1]  # the key is SECRET/FILENAME
     return FileResponse(path, media_type="application/octet-stream", filename=filename)
 
 
 async def suggest(request: Request) -> Response:
-    """POST /suggest: append a translation by a user to the file of suggestions."""
+    """POST /suggest: append a user's translation to the file of suggestions.
+
+    In LibreTranslate's API, `q` is the text and `s` the suggested translation.
+    """
     path = get_service(request).config.suggestions
     if path is None:
         raise HttpError(403, "Suggestions are disabled on this server")
     api_request = await read_request(request)
-    entry = {name: api_request.params.text(name) for name in ("q", "s", "source", "target")}
-    api_request.check_size([entry["q"], entry["s"]])
-    line = json.dumps({"time": int(time.time()), **entry}, ensure_ascii=False) + "\n"
-    options = TranslationOptions(source=entry["source"], target=entry["target"])
+    suggestion = {name: api_request.params.text(name) for name in ("q", "s", "source", "target")}
+    api_request.check_size([suggestion["q"], suggestion["s"]])
+    line = json.dumps({"time": int(time.time()), **suggestion}, ensure_ascii=False) + "\n"
+    options = TranslationOptions(source=suggestion["source"], target=suggestion["target"])
     api_request.service.models.check_languages(options)
     await asyncio.to_thread(_append_line, resolve_path(path), line.encode())
     return JSONResponse({"success": True})

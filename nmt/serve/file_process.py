@@ -55,12 +55,12 @@ class FileSummary:
 
     num_sentences: int
     num_characters: int  # number of characters of the sentences
-    sample: str  # the first sentences, to detect the language
+    language_sample: str  # the first sentences, to detect the language
 
 
 @dataclass(frozen=True)
 class FileWindow:
-    """The sentences of neighboring texts of a file."""
+    """The sentences of consecutive texts of a file, which are translated together."""
 
     sentences: list[str]
     needs_alignment: bool
@@ -149,8 +149,8 @@ class FileProcesses:
                 del num_files[client]  # so that the counter does not grow with each client
 
     @contextlib.asynccontextmanager
-    async def reading(self, client: str) -> AsyncIterator[None]:
-        """Hold one of the slots for reading. A client has at most one slot."""
+    async def hold_read_slot(self, client: str) -> AsyncIterator[None]:
+        """Wait for a slot for reading files, and hold it. A client has at most one slot."""
         # the dictionary has weak references: it drops a lock that no request of the client uses
         lock = self._client_locks.setdefault(client, asyncio.Lock())
         async with lock, self._read_slots:
@@ -213,8 +213,8 @@ class _FileReader:
         sentences = list_sentences(self._document.texts)
         num_characters = sum(map(len, sentences))
         # each sentence has at least one character, so this number of sentences is enough
-        sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
-        return FileSummary(len(sentences), num_characters, sample)
+        language_sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
+        return FileSummary(len(sentences), num_characters, language_sample)
 
     def next_window(self) -> FileWindow | None:
         """Return the next sentences to translate, or None at the end."""

@@ -57,7 +57,7 @@ class Direction:
     """Cache of `make_batch_options`."""
 
     @property
-    def prefix(self) -> str:
+    def source_prefix(self) -> str:
         """Text before each sentence in the input of the model, such as a tag."""
         return find_source_prefix(self.translator.tokenizer.src, self.tags)
 

@@ -34,7 +34,7 @@ _SECOND_BUCKETS = (
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _SECONDS_BETWEEN_RECORDS = 60  # see `OncePerMinute`
 
-# no creation time for each counter, since all counters begin at nmt_start_time_seconds
+# leave out the creation times of counters, since all counters begin at nmt_start_time_seconds
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -55,7 +55,9 @@ class Metrics:
         )
         self.sentences = Counter("nmt_sentences_total", "Sentences translated.", registry=registry)
         self.failed_sentences = Counter(
-            "nmt_failed_sentences_total", "Sentences that the model failed with.", registry=registry
+            "nmt_failed_sentences_total",
+            "Sentences that the model failed to translate.",
+            registry=registry,
         )
         self.source_tokens = Counter(
             "nmt_source_tokens_total", "Source tokens, including EOS.", registry=registry
@@ -67,14 +69,16 @@ class Metrics:
             "nmt_refused_total", "Requests refused, by reason.", ["reason"], registry=registry
         )
         self.disconnects = Counter(
-            "nmt_disconnects_total", "Clients that did not wait.", registry=registry
+            "nmt_disconnects_total",
+            "Clients that disconnected before their response.",
+            registry=registry,
         )
         self.reloads = Counter(
             "nmt_reloads_total", "Reloads of the models.", ["result"], registry=registry
         )
         self.batch_sentences = Histogram(
             "nmt_batch_sentences",
-            "Sentences searched together.",
+            "Number of sentences in a batch.",
             buckets=_BATCH_SIZE_BUCKETS,
             registry=registry,
         )
@@ -96,11 +100,11 @@ class Metrics:
         start_time.set_to_current_time()
 
     def add_counter(self, name: str, description: str, read_value: Callable[[], float]) -> None:
-        """Add a counter. `read_value` returns its value whenever the metrics are rendered."""
+        """Add a counter. `render` calls `read_value` for its value."""
         self._registry.register(_CallbackCounter(name, description, read_value))
 
     def add_gauge(self, name: str, description: str, read_value: Callable[[], float]) -> None:
-        """Add a gauge. `read_value` returns its value whenever the metrics are rendered."""
+        """Add a gauge. `render` calls `read_value` for its value."""
         Gauge(name, description, registry=self._registry).set_function(read_value)
 
     def render(self) -> str:

@@ -34,7 +34,10 @@ class Parameters(dict[str, Any]):
     """The parameters of a request. Each method raises a 400 `HttpError` for an invalid value."""
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a string, or `default` if it is missing or empty, unless `default` is None."""
+        """Return a parameter that is a string.
+
+        A missing or empty parameter gets the value `default`, and is an error if that is None.
+        """
         value = self.get(name)
         if value is None or value == "":
             if default is None:
@@ -81,10 +84,10 @@ class Parameters(dict[str, Any]):
 
     def is_html(self) -> bool:
         """Return whether the parameter `format` is html. The default is text."""
-        name = self.text("format", "text")
-        if name not in ("text", "html"):
-            raise HttpError(400, f"{name} format is not supported")
-        return name == "html"
+        text_format = self.text("format", default="text")
+        if text_format not in ("text", "html"):
+            raise HttpError(400, f"{text_format} format is not supported")
+        return text_format == "html"
 
 
 def _check_unicode(name: str, text: str) -> None:
@@ -101,7 +104,6 @@ def _check_unicode(name: str, text: str) -> None:
 class ApiRequest:
     """A request with its parameters, after `admit` has checked its API key and rate."""
 
-    http: Request
     service: Service
     context: RequestContext
     params: Parameters
@@ -138,16 +140,17 @@ def admit(request: Request, params: Parameters) -> ApiRequest:
     """
     service = get_service(request)
     context = get_context(request)
-    secret = params.text("api_key", "") or get_bearer_token(request)
-    service.admission.check(context, secret)
-    return ApiRequest(request, service, context, params)
+    api_key = params.text("api_key", default="") or get_bearer_token(request)
+    service.admission.check(context, api_key)
+    return ApiRequest(service, context, params)
 
 
 async def read_request(request: Request) -> ApiRequest:
     """Read the parameters of a request and admit it.
 
-    The parameters are the JSON object in the body. A body of another media type is a form. Its
-    fields are combined with the fields of the query string, and line ends become `\\n`.
+    If the media type of the body is JSON, the body is an object with the parameters. Otherwise, the
+    parameters are the fields of a form in the body and the fields of the query string. Line ends in
+    the fields become `\\n`.
     """
     media_type = get_media_type(request)
     if media_type == "application/json" or media_type.endswith("+json"):
@@ -175,9 +178,10 @@ def get_media_type(request: Request) -> str:
 
 def parse_json(body: bytes) -> Parameters:
     """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is not an object."""
-    # an upper bound, since texts may contain these characters, too
-    num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
-    if num_values > _MAX_JSON_VALUES:
+    # each value follows one of these characters, which texts may contain, too: so their number is
+    # the number of values or more
+    max_num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
+    if max_num_values > _MAX_JSON_VALUES:
         raise HttpError(400, f"Invalid JSON: more than {_MAX_JSON_VALUES} values")
     try:
         content = json.loads(body.decode("utf-8-sig"))

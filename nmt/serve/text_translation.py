@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -63,7 +64,7 @@ class TranslatedText:
         """Return the text with the translation of this rank of each sentence; rank 0 is best."""
         if self.direction is None:
             return self.text
-        return self.source_text.render(self.results, rank, self.direction.prefix)
+        return self.source_text.render(self.results, rank, self.direction.source_prefix)
 
     def list_alternatives(self, max_alternatives: int) -> list[str]:
         """Return up to `max_alternatives` translations other than the best, best first."""
@@ -124,7 +125,8 @@ class TextTranslator:
         context.fields["characters"] = num_characters
         if self._config.log_texts:
             context.fields["texts"] = list(texts)
-        translated_texts = await call_for_texts(texts, self._read_texts, models, texts, options)
+        read_texts = partial(self._read_texts, models, texts, options)
+        translated_texts = await call_in_thread_if_long(texts, read_texts)
         groups: dict[Direction, list[TranslatedText]] = defaultdict(list)
         for text in translated_texts:
             if text.direction is not None:
@@ -229,7 +231,7 @@ class TextTranslator:
             )
             return short_groups, cases
 
-        short_groups, cases = await call_for_texts(sentences, prepare_groups)
+        short_groups, cases = await call_in_thread_if_long(sentences, prepare_groups)
         return await self._search_in_context(
             context, direction, short_groups, cases, options, separator=separator
         )
@@ -329,7 +331,7 @@ class TextTranslator:
         results = self.translate_windows(context, direction, next_window, options)
         async for window, text_results in results:
             for source_text, sentence_results in zip(window, text_results, strict=True):
-                yield source_text.render(sentence_results, prefix=direction.prefix)
+                yield source_text.render(sentence_results, prefix=direction.source_prefix)
 
     async def translate_windows(
         self,
@@ -400,12 +402,12 @@ def check_results(results: Sequence[LineResult]) -> None:
             raise HttpError(500, f"a sentence cannot be translated: {result.error}")
 
 
-async def call_for_texts(texts: Sequence[str], function: Callable[..., T], *args: Any) -> T:
-    """Return `function(*args)`, which processes `texts`.
+async def call_in_thread_if_long(texts: Sequence[str], function: Callable[[], T]) -> T:
+    """Return `function()`, which processes `texts`.
 
-    For large texts, calls the function in a thread, so that the event loop can serve other
+    If the texts are long, calls the function in a thread, so that the event loop can serve other
     requests.
     """
     if sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts) <= _INLINE_CHARACTERS:
-        return function(*args)
-    return await asyncio.to_thread(function, *args)
+        return function()
+    return await asyncio.to_thread(function)

@@ -6,6 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from nmt.serve.parameters import (
     get_service,
     parse_json,
 )
-from nmt.serve.text_translation import TranslatedText, call_for_texts
+from nmt.serve.text_translation import TranslatedText, call_in_thread_if_long
 from nmt.serve.v1_attention import attention
 from nmt.serve.v1_options import check_options, read_options
 from nmt.translate.attention import attention_shape
@@ -55,7 +56,8 @@ async def translate(request: Request) -> Response:
     start = time.monotonic()
     translated_texts = await service.translate(request, api_request.context, texts, options)
     service.metrics.request_seconds.observe(time.monotonic() - start)
-    descriptions = await call_for_texts(texts, _describe_texts, translated_texts, options)
+    describe_texts = partial(_describe_texts, translated_texts, options)
+    descriptions = await call_in_thread_if_long(texts, describe_texts)
     target = service.models.languages.find_code(options.target)
     return JSONResponse({"translations": descriptions, "target": target})
 
@@ -91,7 +93,7 @@ def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[st
         content["confidence"] = text.confidence
     if options.n_best > 1 and text.is_complete:
         content["alternatives"] = text.list_alternatives(options.n_best - 1)
-    prefix = text.direction.prefix if text.direction else ""
+    prefix = text.direction.source_prefix if text.direction else ""
     content["sentences"] = [
         _describe_sentence(sentence, result, prefix, with_scores=options.with_scores)
         # not strict: a text that is not translated has no results
@@ -143,7 +145,7 @@ def _stream(
 ) -> Response:
     """Return a response that sends the translated lines in order, as soon as possible."""
     models = api_request.service.models
-    _, _, direction = models.resolve_direction(text[:_SAMPLE_CHARACTERS], options)
+    direction = models.resolve_direction(text[:_SAMPLE_CHARACTERS], options).direction
     lines = text.removesuffix("\n").split("\n")
     translations = _translate_lines(api_request, direction, lines, options)
     content = _format_lines(api_request.context, translations, is_plain=is_plain)

@@ -36,7 +36,7 @@ async def attention(request: Request) -> Response:
     head = None  # the mean of all heads
     if params.get("head") is not None:
         head = params.integer("head", default=0)
-    _, _, direction = service.models.resolve_direction(sentence, languages)
+    direction = service.models.resolve_direction(sentence, languages).direction
     if direction is None:
         raise HttpError(404, f"{params['target']} texts are not translated to {params['target']}")
     shape = attention_shape(direction.translator.backend)
