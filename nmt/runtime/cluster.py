@@ -151,22 +151,24 @@ def _connect(scheduler: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Dask warns if versions of packages differ
-            # raises for an invalid address: a client with such an address would hang when it closes
+            # raises an error if the address is invalid: a client for such an address would hang
+            # when it closes
             distributed.comm.get_address_host(scheduler)
             client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         reason = to_one_line(error, 200)
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None
-    # check before the first item is sent, since a worker without nmt could not unpickle it
-    versions = client.run(metadata.version, "nmt", on_error="return")
-    for address, version in versions.items():
+    # check before the first item is sent, since a worker without nmt could not unpickle it; such a
+    # worker returns an exception instead of a version
+    worker_versions = client.run(metadata.version, "nmt", on_error="return")
+    for address, version in worker_versions.items():
         if version != __version__:
             client.close(timeout=1)
             raise _version_error(f"worker {address}", version, __version__)
     thread_counts = client.nthreads().values()
     log.info("%d workers; dashboard: %s", len(thread_counts), client.dashboard_link)
     if max(thread_counts, default=1) > 1:
-        log.warning("a worker runs one task at a time; start one per core, with --nthreads 1")
+        log.warning("a worker runs one task at a time; start a worker per core, with --nthreads 1")
     return client
 
 
@@ -180,8 +182,8 @@ def _version_error(worker_name: str, worker_version: str, version: str) -> NmtEr
 # --- functions and state of a worker
 
 _lock = threading.Lock()  # held while a thread of this worker runs an item
-_function: Callable[[Any], Any] | None = None
-_function_id = ""
+_newest_function: Callable[[Any], Any] | None = None
+_newest_function_id = ""
 
 
 def run_task(
@@ -197,7 +199,7 @@ def run_task(
     the same function. Raises `NmtError` if this worker does not see the file `marker`, or if
     `version`, the client's version of nmt, is not its own.
     """
-    global _function, _function_id
+    global _newest_function, _newest_function_id
     worker_name = f"worker {socket.gethostname()}"
     if version != __version__:
         raise _version_error(worker_name, __version__, version)
@@ -206,11 +208,11 @@ def run_task(
             f"{worker_name} does not see {marker.parent}; choose a folder that all machines share"
         )
     with _lock:
-        if _function is None or _function_id != function_id:
-            _function = None  # free its memory before the next function is built
+        if _newest_function is None or _newest_function_id != function_id:
+            _newest_function = None  # free its memory before the next function is built
             try:
-                _function = pickle.loads(pickled_function_factory)()
+                _newest_function = pickle.loads(pickled_function_factory)()
             except NmtError as error:
                 raise NmtError(f"{worker_name}: {error}") from None
-            _function_id = function_id
-        return _function(pickle.loads(pickled_item))
+            _newest_function_id = function_id
+        return _newest_function(pickle.loads(pickled_item))
