@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.binary import CorpusIndex, write_lengths
+from nmt.data.binary import CorpusShards, write_lengths
 from nmt.data.shards import ShardFile, ShardWriter
 from nmt.runtime.files import write_json
 
@@ -45,10 +45,10 @@ def write_folder(
         for start in range(0, max(len(pairs), 1), pairs_a_shard):
             path = folder / f"train-{name}-{len(shards):05d}.arrow"
             shards.append(write_shard(path, pairs[start : start + pairs_a_shard], vocab_size))
-        index["train"].append(CorpusIndex(name, (weights or {}).get(name, 1.0), shards))
+        index["train"].append(CorpusShards(name, (weights or {}).get(name, 1.0), shards))
     first = next(iter(corpora.values()))
     valid = write_shard(folder / "valid-00000.arrow", first, vocab_size)
-    index["valid"].append(CorpusIndex("", 1.0, [valid]))
+    index["valid"].append(CorpusShards("", 1.0, [valid]))
     write_json(
         folder / "meta.json", {**write_lengths(folder, index), "vocab_size": vocab_size, **meta}
     )

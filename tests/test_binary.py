@@ -19,7 +19,7 @@ import pytest
 from folders import flat, write_folder, write_shard
 
 from nmt.data import shards
-from nmt.data.binary import CorpusIndex, ParallelData, write_lengths
+from nmt.data.binary import CorpusShards, ParallelData, write_lengths
 from nmt.data.mixing import CorpusRange
 from nmt.data.shards import MappedShard, ShardWriter
 from nmt.errors import DataError
@@ -193,7 +193,7 @@ def test_a_worker_reads_everything_and_adds_a_few_megabytes(
     monkeypatch.setattr(shards, "_BATCH_ROWS", 5_000)
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
         writer.add((ids, offsets), (ids, offsets))
-    index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}
+    index = {"train": [CorpusShards("", 1.0, [writer.shard])]}
     write_json(tmp_path / "meta.json", {**write_lengths(tmp_path, index), "vocab_size": 300})
     data = ParallelData(tmp_path, "train")
     assert data[0][0].tolist() == ids[:200].tolist()  # mapped here, which must not travel

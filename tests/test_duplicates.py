@@ -15,8 +15,8 @@ from nmt.preprocess.duplicates import (
     HashWriter,
     count_repeats,
     find_duplicates,
-    hash_duplicates,
-    hash_sides,
+    hash_all_units,
+    hash_compared_unit,
     read_repeats,
 )
 
@@ -49,11 +49,11 @@ def write_tasks(folder: Path, tasks: dict[int, list[Pair]], kind: Duplicates) ->
                 src, tgt = zip(*pairs[start : start + 4], strict=True)
                 rows = np.arange(start, start + len(src)) * 3  # two of three pairs were dropped
                 if kind is Duplicates.keep:
-                    writer.add_sides(hash_sides(src, tgt))
+                    writer.add_all_units(hash_all_units(src, tgt))
                 else:
-                    writer.add_rows(hash_duplicates(src, tgt, kind), rows)
+                    writer.add_rows(hash_compared_unit(src, tgt, kind), rows)
             if kind is Duplicates.keep:
-                writer.add_sides(hash_sides([], []))
+                writer.add_all_units(hash_all_units([], []))
 
 
 @pytest.mark.parametrize("sizes", [(3, 25), (1 << 20, 1 << 20)], ids=["many files", "one file"])
@@ -88,7 +88,7 @@ def test_all_but_the_first_in_the_order_of_reading_are_found_and_counted(
 def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Path) -> None:
     find_duplicates(tmp_path)
     assert count_repeats(tmp_path) == {"pairs": 0, "sources": 0, "targets": 0}
-    hashes = hash_duplicates(["a", "a"], ["b", "b"], Duplicates.pair)
+    hashes = hash_compared_unit(["a", "a"], ["b", "b"], Duplicates.pair)
 
     def write_and_fail() -> None:
         with HashWriter(tmp_path, 1) as writer:
@@ -106,7 +106,7 @@ def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Pa
 
 
 def test_swapped_sides_are_another_pair() -> None:
-    hashes = hash_sides(["a", "b", "a", "b", ""], ["b", "a", "a", "b", ""])
+    hashes = hash_all_units(["a", "b", "a", "b", ""], ["b", "a", "a", "b", ""])
     assert len(np.unique(hashes[:, 0])) == 5
 
 

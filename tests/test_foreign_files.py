@@ -281,15 +281,15 @@ def test_ids_lengths_and_texts_of_handmade_shards_are_checked(
         changed = lengths.astype(dtype)
         changed[3, 1] = value
         data.write_lengths(changed)
-        problem = "does not fit" if value == 9 else "no positive integers"
+        problem = "does not fit" if value == 9 else "not positive integers"
         message = refusal(lambda folder: ParallelData(folder, "train")[0], tmp_path)
         assert problem in message or dtype == "O", (dtype, value, message)
     valid = [[4, 5]] * 8
     data.write_ids(valid, ID_LIST, [b"a"] * 8)
     assert refusal(read_data, tmp_path) == ""
     cases = {
-        f"the id {tokenizer.vocab_size} of a": ([[4, tokenizer.vocab_size]] * 8, ID_LIST, []),
-        "the id 4294967295 of a": ([[4, -1]] * 8, ID_LIST, []),
+        f"the token id {tokenizer.vocab_size},": ([[4, tokenizer.vocab_size]] * 8, ID_LIST, []),
+        "the token id 4294967295,": ([[4, -1]] * 8, ID_LIST, []),
         "list<item: double>": (valid, pa.list_(pa.float64()), []),
         "a value is missing": ([None, *valid[1:]], ID_LIST, []),
         "UTF8": (valid, ID_LIST, [b"\xff"] * 8),

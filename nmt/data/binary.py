@@ -34,11 +34,11 @@ FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
-class CorpusIndex:
+class CorpusShards:
     """The shards of one corpus of a split, in the order of their pairs."""
 
     corpus: str  # "" for data.train, data.valid and data.test
-    weight: float  # number of times that an epoch draws each pair, unless `temperature` changes it
+    weight: float  # number of times that an epoch draws each pair; see `compute_pairs_per_epoch`
     shards: list[ShardFile]
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class DataInfo:
     tokenizer_sha256: str = ""
     max_length: int = 0
     temperature: float = 1.0
-    splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)
+    splits: dict[str, list[CorpusShards]] = field(default_factory=dict)
     src_vocab_size: int | None = None  # size of the source vocabulary; None if there is only one
     directions: dict[str, LanguagePair] = field(default_factory=dict)
     """The direction of each corpus, keyed by its name. Empty if no corpus has a tag."""
@@ -102,12 +102,12 @@ def read_meta(data_dir: Path) -> DataInfo:
 
 
 def write_lengths(
-    folder: Path, corpora_by_split: Mapping[str, Sequence[CorpusIndex]]
+    folder: Path, corpora_by_split: Mapping[str, Sequence[CorpusShards]]
 ) -> dict[str, Any]:
-    """Write `SPLIT.lengths.npy` for each split, and return its description for `meta.json`.
+    """Write `SPLIT.lengths.npy` for each split.
 
-    The shards of all corpora must be in `folder`. The keys of the description are `format_version`,
-    `splits`, `num_pairs` and `data_sha256`.
+    Returns the values of `format_version`, `splits`, `num_pairs` and `data_sha256` for `meta.json`.
+    The shards of all corpora must be in `folder`.
     """
     digest = hashlib.sha256()
     splits = {}
@@ -116,13 +116,14 @@ def write_lengths(
         splits[split] = [asdict(corpus) for corpus in corpora]
         num_pairs[split] = sum(corpus.num_pairs for corpus in corpora)
         longest = max((corpus.longest for corpus in corpora), default=0)
-        dtype = "<u2" if longest < 1 << 16 else "<i4"
+        fits_in_uint16 = longest < 1 << 16
+        dtype = "<u2" if fits_in_uint16 else "<i4"
         shard_paths = []
         for corpus in corpora:
             for shard in corpus.shards:
                 shard_paths.append(folder / shard.file)
                 digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
-        _write_array(folder / f"{split}.lengths.npy", shard_paths, num_pairs[split], dtype)
+        _copy_lengths(folder / f"{split}.lengths.npy", shard_paths, num_pairs[split], dtype)
     return {
         "format_version": FORMAT_VERSION,
         "splits": splits,
@@ -131,8 +132,8 @@ def write_lengths(
     }
 
 
-def _write_array(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtype: str) -> None:
-    """Write the lengths of all pairs of the shards as a NumPy array (num_pairs, 2)."""
+def _copy_lengths(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtype: str) -> None:
+    """Copy the lengths of all pairs of the shards to a NumPy file with an array (num_pairs, 2)."""
     header = {"descr": dtype, "fortran_order": False, "shape": (num_pairs, 2)}
     with path.open("wb") as file:
         # `np.save` would need the lengths of all shards in memory
@@ -145,8 +146,8 @@ def _write_array(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtype:
 class ParallelData:
     """The pairs of one split of a data folder. A shard is mapped when its first pair is read.
 
-    With `bidirectional`, the N pairs follow once more, with source and target exchanged. Both sides
-    must then have one vocabulary without tags, and the lengths are copied into memory.
+    With `bidirectional`, the N pairs follow once more, with source and target exchanged. This
+    requires a joint vocabulary without tags, and copies the lengths into memory.
 
     Threads may share an instance. Pickling stores only the arguments: another process maps the
     files itself.
@@ -162,7 +163,7 @@ class ParallelData:
             raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
         self.corpora: list[CorpusRange] = []
         self._paths: list[Path] = []
-        # the index of the first pair of each shard, followed by N: one number more than shards
+        # the index of the first pair of each shard, and then N, which is the end of the last shard
         self._starts = [0]
         for corpus in meta.splits[split]:
             corpus_range = CorpusRange(
@@ -185,7 +186,7 @@ class ParallelData:
             self._add_reversed_pairs()
 
     def __reduce__(self) -> tuple[Any, tuple[Path, str]]:
-        # pickle calls the first value with the arguments in the second, which have no keywords
+        # pickle passes no keyword arguments to the constructor
         constructor = partial(ParallelData, bidirectional=self._bidirectional)
         return constructor, (self._data_dir, self._split)
 
@@ -219,7 +220,10 @@ class ParallelData:
         return links
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """Return the text of source and target of a pair, or () without `keep_text`."""
+        """Return the text of source and target of a pair.
+
+        Returns () if the data folder has no text, because the setting `keep_text` was false.
+        """
         shard, row, is_reversed = self._find_row(index)
         texts = shard.texts(row)
         return texts[::-1] if is_reversed else texts
@@ -258,10 +262,11 @@ class ParallelData:
             raise unusable_file_error(path, f"does not fit {self._split}.lengths.npy")
         for largest, vocab_size in zip(shard.largest_ids(), self._vocab_sizes, strict=True):
             if largest >= vocab_size:
-                problem = (
-                    f"has the id {largest} of a token, but the vocabulary size is {vocab_size}"
+                raise unusable_file_error(
+                    path,
+                    f"is damaged: it has the token id {largest}, but the vocabulary size is "
+                    f"{vocab_size}",
                 )
-                raise unusable_file_error(path, f"is damaged: it {problem}")
         self._shards[shard_index] = shard
         return shard
 
@@ -279,16 +284,18 @@ class ParallelData:
             raise unusable_file_error(path) from None
         shape = (self._starts[-1], 2)
         if lengths.shape != shape:
-            problem = f"is damaged: it has the shape {lengths.shape} instead of {shape}"
-            raise unusable_file_error(path, problem)
+            raise unusable_file_error(
+                path, f"is damaged: it has the shape {lengths.shape} instead of {shape}"
+            )
         if lengths.dtype.kind not in "iu" or lengths.min() < 1:
-            problem = "is damaged: it has lengths that are no positive integers"
-            raise unusable_file_error(path, problem)
+            raise unusable_file_error(
+                path, "is damaged: it has lengths that are not positive integers"
+            )
         return lengths
 
 
 def _check_size(path: Path, num_bytes: int) -> None:
-    """Raise a `DataError` if a shard is missing or its size differs from its index entry."""
+    """Raise a `DataError` if a shard is missing or its size differs from `meta.json`."""
     if not path.exists():
         raise unusable_file_error(path, "is missing")
     size = path.stat().st_size
@@ -329,7 +336,7 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     src = _read_text(data_dir / f"{split}.src")
     tgt = _read_text(data_dir / f"{split}.tgt")
     num_pairs = corpora[-1].end
-    if not len(src) == len(tgt) == num_pairs:
+    if len(src) != num_pairs or len(tgt) != num_pairs:
         raise unusable_file_error(
             data_dir,
             f"has {len(src)} lines in {split}.src and {len(tgt)} in {split}.tgt for {num_pairs} "

@@ -31,35 +31,37 @@ Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 COMPARED_UNITS = ("pairs", "sources", "targets")
-"""Columns of `hash_sides`: repeats are counted for whole pairs, for sources and for targets."""
+"""Repeats are counted for whole pairs, for sources and for targets."""
 
 # Factor of the target's hash in the hash of a pair: 2^64 / golden ratio. It is odd, so that
-# different hashes have different products, and not 1, so that exchanged sides have another hash.
+# different hashes have different products. Without a factor, the pairs (a, b) and (b, a) would have
+# the same hash.
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 PAIRS_PER_FILE = 1 << 19  # a file is written when at least this many pairs are pending
-# The files with the most bytes have 16 per pair, and the last chunk of a file may exceed
-# PAIRS_PER_FILE. So the limit is twice this size.
+# A pair takes at most 16 bytes, in a file of `forms`. A file ends with a whole chunk, so it may
+# have more than PAIRS_PER_FILE pairs, but less than twice as many.
 _MAX_FILE_BYTES = 2 * 16 * PAIRS_PER_FILE
 PAIRS_PER_INTERVAL = 1 << 19
+_REPEATS_SUFFIX = ".seen"  # of the file TASK.seen, see `find_duplicates`
 # `forms` has two little-endian numbers of 64 bits in a row, for source and target
 _COLUMN_DTYPES = {"rows": "<u4", "forms": "(2,)<u8", "scores": "<f8"}
 
 
-def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
-    """Return the hashes (N, 3) of each pair, its source and its target."""
+def hash_all_units(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
+    """Return the hashes (N, 3) of each pair, its source and its target: the `COMPARED_UNITS`."""
     src_hashes = _hash(src)
     tgt_hashes = _hash(tgt)
     pair_hashes = src_hashes + tgt_hashes * _MULTIPLIER
     return np.stack([pair_hashes, src_hashes, tgt_hashes], axis=1)
 
 
-def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
+def hash_compared_unit(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
     """Return the hashes (N,) of pairs, sources or targets, as `compared` says."""
     if compared is Duplicates.src:
         return _hash(src)
     if compared is Duplicates.tgt:
         return _hash(tgt)
-    return hash_sides(src, tgt)[:, 0]
+    return hash_all_units(src, tgt)[:, 0]
 
 
 def _hash(texts: Sequence[str]) -> Hashes:
@@ -68,13 +70,15 @@ def _hash(texts: Sequence[str]) -> Hashes:
     return np.fromiter(hashes, np.uint64, len(texts))
 
 
-def hash_forms(forms: Sequence[str]) -> Hashes:
-    """Return the hashes (N,) of normal forms of sentences, or 0 for an empty form.
+def hash_normal_forms(forms: Sequence[str]) -> Hashes:
+    """Return the hashes (N,) of results of `nmt.preprocess.characters.normal_form`.
 
-    0 is never among the hashes of held-out sentences, which leave out empty forms.
+    The hash of an empty form is 0, which matches no held-out sentence: held-out sentences with an
+    empty form are not hashed.
     """
     hashes = _hash(forms)
-    hashes[hashes == _hash([""])] = 0
+    [empty_hash] = _hash([""])
+    hashes[hashes == empty_hash] = 0
     return hashes
 
 
@@ -95,8 +99,8 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         if error is None and self._num_pending:
             self._write()
 
-    def add_sides(self, hashes: Hashes) -> None:
-        """Add the hashes (N, 3) of `hash_sides`, to count repeated pairs."""
+    def add_all_units(self, hashes: Hashes) -> None:
+        """Add the hashes (N, 3) that `hash_all_units` returned, to count repeats."""
         self._add({name: hashes[:, i] for i, name in enumerate(COMPARED_UNITS)})
 
     def add_rows(
@@ -109,9 +113,9 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         """Add the hashes (N,) of pairs, to find duplicates.
 
         `rows` (N,) are the numbers of the pairs in the span, in increasing order. `forms` (N, 2)
-        are the results of `hash_forms` for source and target, by which `find_duplicates` recognizes
-        held-out sentences. Of equal pairs, it keeps the pair with the highest score in `scores`
-        (N,).
+        are the results of `hash_normal_forms` for source and target, by which `find_duplicates`
+        recognizes held-out sentences. Of equal pairs, it keeps the pair with the highest score in
+        `scores` (N,).
         """
         columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
         if forms is not None:
@@ -154,7 +158,7 @@ def count_repeats(folder: Path) -> dict[str, int]:
     for column in COMPARED_UNITS:
         for slices in _read_intervals(list(folder.glob(f"*.{column}"))):
             hashes = np.sort(np.concatenate([hash_slice.hashes for hash_slice in slices]))
-            is_repeat = hashes[1:] == hashes[:-1]  # equal to the hash before
+            is_repeat = hashes[1:] == hashes[:-1]  # equal to the previous hash
             num_repeats[column] += int(np.count_nonzero(is_repeat))
     return num_repeats
 
@@ -162,13 +166,13 @@ def count_repeats(folder: Path) -> dict[str, int]:
 def find_duplicates(
     folder: Path, held_out: Hashes | None = None, *, has_scores: bool = False
 ) -> None:
-    """Write the rows of each task that repeat a pair to `TASK.seen` in `folder`.
+    """For each task, write the rows that repeat a pair to `TASK.seen` in `folder`.
 
     Of equal pairs, all but one are repeats. The first pair stays, or with `has_scores` the first
     pair with the highest score. `held_out` has the hashes of the normal forms of held-out
     sentences. Pairs with such a sentence are ignored, since another filter drops them.
     """
-    for path in folder.glob("*.seen"):  # left by an interrupted run
+    for path in folder.glob(f"*{_REPEATS_SUFFIX}"):  # left by an interrupted run
         path.unlink()
     files = sorted(folder.glob("*.pairs"), key=_task_and_number)
     for slices in _read_intervals(files):
@@ -183,24 +187,24 @@ def find_duplicates(
             rows = rows[is_relevant]
             tasks = tasks[is_relevant]
             scores = scores[is_relevant]
-        # Sorts by hash, which is the last key, then from the highest score down. Pairs with equal
-        # keys stay in reading order.
+        # The last key comes first: this sorts by hash. Pairs with equal hashes are sorted by
+        # descending score, and pairs with equal scores stay in reading order.
         order = np.lexsort((-scores, hashes))  # (N,), indices of pairs
         sorted_hashes = hashes[order]
-        is_equal = sorted_hashes[1:] == sorted_hashes[:-1]  # (N - 1,), equal to the pair before
-        order_after_first = order[1:]  # the first pair has no pair before it
-        repeated = np.sort(order_after_first[is_equal])  # indices, again in reading order
-        repeated_rows = rows[repeated]
-        repeated_tasks = tasks[repeated]
+        is_repeat = sorted_hashes[1:] == sorted_hashes[:-1]  # (N - 1,), for all pairs but the first
+        repeats = order[1:][is_repeat]  # indices of pairs
+        repeats.sort()  # back to reading order
+        repeated_rows = rows[repeats]
+        repeated_tasks = tasks[repeats]
         for task in np.unique(repeated_tasks).tolist():
-            with folder.joinpath(f"{task}.seen").open("ab") as stream:
+            with folder.joinpath(f"{task}{_REPEATS_SUFFIX}").open("ab") as stream:
                 repeated_rows[repeated_tasks == task].tofile(stream)
 
 
 def read_repeats(folder: Path, task: int, num_rows: int) -> Flags:
     """Read the result of `find_duplicates`: a mask (num_rows,) of the rows that it wrote."""
     is_repeat = np.zeros(num_rows, bool)
-    path = folder / f"{task}.seen"
+    path = folder / f"{task}{_REPEATS_SUFFIX}"
     if path.exists():
         with open_regular(path, max_bytes=4 * num_rows) as file:
             is_repeat[np.fromfile(file, "<u4")] = True
@@ -248,15 +252,19 @@ def _read_column(slices: list[_Slice], column: str) -> Any:
 
 
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
-    """Divide files of sorted hashes at the same values. Yields the slices of each interval."""
+    """Divide the range of hashes into intervals. Yield for each interval a slice of every file.
+
+    The hashes in each file are sorted.
+    """
     num_pairs = sum(path.stat().st_size for path in paths) // 8  # a hash has 8 bytes
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
+    # hashes are spread evenly from 0 to 2^64 - 1, so intervals of equal width have about the same
+    # number of pairs
+    num_hash_values = 1 << 64
     for number in range(1, num_intervals + 1):
-        # hashes are spread evenly from 0 to 2^64 - 1, so intervals of equal size have about equally
-        # many of them
-        num_hashes = 1 << 64
-        largest_hash = np.uint64(number * num_hashes // num_intervals - 1)
+        next_interval_start = number * num_hash_values // num_intervals
+        largest_hash = np.uint64(next_interval_start - 1)  # of this interval
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")

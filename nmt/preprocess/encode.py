@@ -29,7 +29,7 @@ from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import clean
 from nmt.preprocess.clean_chunk import CleanChunk
-from nmt.preprocess.duplicates import HashWriter, hash_sides, read_repeats
+from nmt.preprocess.duplicates import HashWriter, hash_all_units, read_repeats
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import collect_lines, read_held_out, read_taken_lines
 from nmt.preprocess.statistics import PLAIN, HeldOutFinder, Statistics, count_chunk, token_kinds
@@ -96,7 +96,7 @@ class ShardEncoder:
                     alignment = self._number_links(chunk, src, tgt)
                 statistics.merge(count_chunk(chunk, (src, tgt), kinds, self._held_out))
                 if hashes is not None:
-                    hashes.add_sides(hash_sides(chunk.src, chunk.tgt))
+                    hashes.add_all_units(hash_all_units(chunk.src, chunk.tgt))
                 writer.add(src, tgt, texts, alignment)
         if writer.shard.pairs == 0:
             path.unlink()

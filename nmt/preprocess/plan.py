@@ -34,7 +34,7 @@ from nmt.errors import DataError
 from nmt.preprocess.characters import LineSet, normal_form
 from nmt.preprocess.chunks import Span
 from nmt.preprocess.clean_chunk import PairCounts
-from nmt.preprocess.duplicates import find_duplicates, hash_forms
+from nmt.preprocess.duplicates import find_duplicates, hash_normal_forms
 from nmt.preprocess.filters import no_pairs_left_error
 from nmt.preprocess.held_out import (
     held_out_key_limit,
@@ -92,7 +92,7 @@ def make_tokenizers_and_mark_duplicates(job: Job, spans: Sequence[Span]) -> Toke
     if job.config.filter.drops_duplicates:
         find_duplicates(
             job.work.hashes,
-            _hash_normal_forms(taken_lines),
+            _hash_lines(taken_lines),
             has_scores=job.config.data.has_scores,
         )
     replace_json(folder / _DONE_MARKER, {})
@@ -117,12 +117,12 @@ def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
     )
 
 
-def _hash_normal_forms(lines: Sequence[str]) -> Keys | None:
+def _hash_lines(lines: Sequence[str]) -> Keys | None:
     """Return the hashes of the nonempty normal forms of lines, or None if all are empty."""
     forms = [form for form in map(normal_form, lines) if form]
     if not forms:
         return None
-    return hash_forms(forms)
+    return hash_normal_forms(forms)
 
 
 def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> None:

@@ -1,8 +1,9 @@
 """Turn parallel text into a data folder.
 
 This divides the corpora into spans, scans them once, trains the tokenizers, encodes each span into
-a shard, and writes report and index. A span is a range of pairs, and its shard is one Arrow file.
-Any process on any machine can encode any span, since each process reads the input itself.
+a shard, and writes the report and `meta.json`. A span is a range of pairs, and its shard is one
+Arrow file. Any process on any machine can encode any span, since each process reads the input
+itself.
 
 A worker that has encoded a span writes a record with the counts of its pairs. A span with a record
 is not encoded again. Encoding a span twice gives the same bytes.
@@ -17,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from nmt.config import PreprocessConfig, resolve_path
-from nmt.data.binary import CorpusIndex, write_lengths
+from nmt.data.binary import CorpusShards, write_lengths
 from nmt.data.languages import describe_languages
 from nmt.data.shards import ShardFile
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
@@ -111,15 +112,15 @@ def _finish_folder(
 ) -> dict[str, Any]:
     """Complete the data folder after all shards are written, and return the report.
 
-    Writes held-out splits, report, tokenizers and index. `held_out_chunks` is the result of
+    Writes held-out splits, report, tokenizers and `meta.json`. `held_out_chunks` is the result of
     `read_held_out`.
     """
     folder = job.work.data
     remove_all_temporary(folder)  # temporary files of workers that were killed
-    train_statistics, train_index = _merge_records(job, spans)
+    train_statistics, train_corpora = _merge_records(job, spans)
     _check_dropped(train_statistics)
     statistics = {"train": train_statistics}
-    index_by_split = {"train": train_index}
+    corpora_by_split = {"train": train_corpora}
     # Training pairs with held-out sentences are dropped. `held_out=None` switches this off, since
     # the held-out pairs themselves are encoded here.
     encoder = ShardEncoder(job, held_out=None)
@@ -127,7 +128,7 @@ def _finish_folder(
         src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)
         write_lines(folder / f"{split}.tgt", tgt)
-        statistics[split], index_by_split[split] = _encode_held_out(encoder, split, chunks)
+        statistics[split], corpora_by_split[split] = _encode_held_out(encoder, split, chunks)
     duplicates = None
     # if the filter drops duplicates, the report already counts them among the dropped pairs
     if not job.config.filter.drops_duplicates:
@@ -138,9 +139,9 @@ def _finish_folder(
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)
     (folder / "report.html").write_text(render_data_report(report), encoding="utf-8", newline="\n")
-    index_content = write_lengths(folder, index_by_split)
+    split_values = write_lengths(folder, corpora_by_split)
     meta = {
-        **index_content,
+        **split_values,
         **describe_languages(job.config.data),
         "temperature": job.config.data.temperature,  # evens out the shares of the corpora
         "vocab_size": tokenizers.tgt.vocab_size,
@@ -155,30 +156,30 @@ def _finish_folder(
 
 def _encode_held_out(
     encoder: ShardEncoder, split: str, chunks: list[CleanChunk]
-) -> tuple[dict[str, Statistics], list[CorpusIndex]]:
-    """Write the shards of a held-out split. Returns statistics and index of each corpus.
+) -> tuple[dict[str, Statistics], list[CorpusShards]]:
+    """Write the shards of a held-out split. Returns the statistics of each corpus and its shards.
 
     Without `data.corpora`, the only corpus has the name "".
     """
     statistics_by_corpus = {}
-    corpus_indices = []
+    corpora = []
     # the chunks are sorted by corpus, as are the sources of a job
     for corpus, corpus_chunks in groupby(chunks, key=lambda chunk: chunk.corpus):
         shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
         statistics_by_corpus[corpus], shards = encoder.write(shard_name, corpus_chunks)
-        corpus_indices.append(CorpusIndex(corpus, weight=1.0, shards=shards))
-    return statistics_by_corpus, corpus_indices
+        corpora.append(CorpusShards(corpus, weight=1.0, shards=shards))
+    return statistics_by_corpus, corpora
 
 
 def _merge_records(
     job: Job, spans: Sequence[Span]
-) -> tuple[dict[str, Statistics], list[CorpusIndex]]:
-    """Merge the records of all spans into the statistics and the index of each training corpus.
+) -> tuple[dict[str, Statistics], list[CorpusShards]]:
+    """Merge the records of all spans. Returns statistics and shards of each training corpus.
 
     Without `data.corpora`, the only corpus has the name "" and the weight 1.
     """
     statistics_by_corpus = {}
-    corpus_indices = []
+    corpora = []
     for corpus in job.sources:
         statistics = Statistics()
         shards = []
@@ -189,8 +190,8 @@ def _merge_records(
         statistics_by_corpus[corpus] = statistics
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
-            corpus_indices.append(CorpusIndex(corpus, weight=weight, shards=shards))
-    return statistics_by_corpus, corpus_indices
+            corpora.append(CorpusShards(corpus, weight=weight, shards=shards))
+    return statistics_by_corpus, corpora
 
 
 def _check_dropped(corpora: Mapping[str, Statistics]) -> None:

@@ -33,7 +33,7 @@ from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import clean
 from nmt.preprocess.clean_chunk import CleanChunk, PairCounts
-from nmt.preprocess.duplicates import HashWriter, hash_duplicates, hash_forms
+from nmt.preprocess.duplicates import HashWriter, hash_compared_unit, hash_normal_forms
 from nmt.preprocess.filters import drop_by_text
 from nmt.preprocess.workspace import Job, Task, run_stage
 from nmt.runtime.files import replace_file
@@ -88,7 +88,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                # (N, 2), used below: `find_duplicates` ignores pairs with a held-out sentence
+                # (N, 2), by which `find_duplicates` ignores pairs with a held-out sentence
                 form_hashes = None
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
@@ -96,9 +96,11 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     candidates += _find_candidates(
                         chunk, src_forms, tgt_forms, limits.held_out_below, config.seed
                     )
-                    form_hashes = np.stack([hash_forms(src_forms), hash_forms(tgt_forms)], axis=1)
+                    src_form_hashes = hash_normal_forms(src_forms)
+                    tgt_form_hashes = hash_normal_forms(tgt_forms)
+                    form_hashes = np.stack([src_form_hashes, tgt_form_hashes], axis=1)
                 if drops_duplicates:
-                    pair_hashes = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
+                    pair_hashes = hash_compared_unit(chunk.src, chunk.tgt, config.filter.duplicates)
                     rows = pair_numbers - span.first_pair  # (N,), indices in the span
                     scores = chunk.scores
                     if scores is None and config.data.has_scores:
