@@ -34,7 +34,7 @@ from nmt.config import SearchConfig
 from nmt.data.lemmas import Lemmas
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, NmtError
-from nmt.search.glossary import count_terms, load_glossary, spell, word_starts
+from nmt.search.glossary import count_terms, encode_spellings, load_glossary, mark_word_ends
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import ModelStepper
 from nmt.search.term_search import SentenceTerms, TermSearch
@@ -52,9 +52,7 @@ TERMS: list[list[Any]] = [  # spellings of the terms of a sentence
 WIDE_BEAM_TERMS = [pytest.param(terms, marks=pytest.mark.slow) for terms in TERMS[:-2]] + TERMS[-2:]
 
 
-def contains_terms(
-    tokens: Sequence[int], terms: Sequence[Any], starts_word: Sequence[bool]
-) -> bool:
+def contains_terms(tokens: Sequence[int], terms: Sequence[Any], ends_word: Sequence[bool]) -> bool:
     """Return whether tokens that end with EOS contain the terms, each as a whole word.
 
     A term that is listed n times must end at n places.
@@ -65,7 +63,7 @@ def contains_terms(
             is_end = any(
                 list(tokens[max(0, end - len(ids)) : end]) == list(ids) for ids in spellings
             )
-            num_found += is_end and starts_word[tokens[end]]
+            num_found += is_end and ends_word[tokens[end]]
         if num_found < terms.count(spellings):
             return False
     return tokens[-1] == EOS
@@ -85,17 +83,17 @@ def find_with_terms(
     source: Any,
     settings: SearchConfig,
     terms: Sequence[Any],
-    starts_word: Sequence[bool],
+    ends_word: Sequence[bool],
     stepper: ToyStepper | None = None,
 ) -> list[Any]:
     request = SearchRequest(source_rows(source), settings)
-    sentence_terms = [SentenceTerms(item, starts_word) if item else None for item in terms]
+    sentence_terms = [SentenceTerms(item, ends_word) if item else None for item in terms]
     search = TermSearch(
         stepper or ToyStepper(),
         request,
         TOKENIZER,
         terms=sentence_terms,
-        starts_word=starts_word,
+        ends_word=ends_word,
     )
     while search.num_live:
         search.step()
@@ -105,15 +103,15 @@ def find_with_terms(
 @pytest.mark.parametrize("terms", WIDE_BEAM_TERMS, ids=str)
 def test_a_wide_beam_finds_the_best_of_all_sequences_with_the_terms(terms: list[Any]) -> None:
     source = toy_source(4, 3)
-    for starts_word in (ALL_START, [token < 5 for token in range(SYMBOLS)]):
+    for ends_word in (ALL_START, [token < 5 for token in range(SYMBOLS)]):
         settings = config(400, b=6)
-        results = find_with_terms(source, settings, [terms, None], starts_word)
+        results = find_with_terms(source, settings, [terms, None], ends_word)
         expected = []
         for hypothesis in enumerate_hypotheses(source_ids(source, 0), 6, settings):
-            if contains_terms(hypothesis.tokens, terms, starts_word):
+            if contains_terms(hypothesis.tokens, terms, ends_word):
                 expected.append(hypothesis)
         finished = [hypothesis for hypothesis in results[0] if hypothesis.finished]
-        assert_same(finished[:20], expected[:20], case=starts_word)
+        assert_same(finished[:20], expected[:20], case=ends_word)
 
 
 @pytest.mark.parametrize("terms", TERMS, ids=str)
@@ -121,14 +119,14 @@ def test_a_narrow_beam_keeps_all_terms_and_leaves_other_sentences_as_they_are(
     terms: list[Any],
 ) -> None:
     source = toy_source(6, 2, 9, 4)
-    for beam_size, starts_word in itertools.product((2, 4), (ALL_START, FEW_START)):
+    for beam_size, ends_word in itertools.product((2, 4), (ALL_START, FEW_START)):
         settings = config(beam_size, b=14)
-        results = find_with_terms(source, settings, [None, terms, None, terms], starts_word)
+        results = find_with_terms(source, settings, [None, terms, None, terms], ends_word)
         plain = find(ToyStepper(), source, settings)
         assert results[0] == plain[0]
         assert results[2] == plain[2]
         for hypotheses in (results[1], results[3]):
-            assert contains_terms(hypotheses[0].tokens, terms, starts_word)
+            assert contains_terms(hypotheses[0].tokens, terms, ends_word)
 
 
 def test_a_word_ends_after_a_term_even_if_the_model_prefers_to_continue_it() -> None:
@@ -220,9 +218,9 @@ def test_the_time_for_terms_grows_with_the_length_of_a_line_and_not_faster() -> 
 
 
 def test_spellings_are_whole_words_with_and_without_a_capital(tokenizer: Tokenizer) -> None:
-    spellings = spell(("haus", "Tür"), tokenizer)
+    spellings = encode_spellings(("haus", "Tür"), tokenizer)
     assert [tokenizer.decode(ids) for ids in spellings] == ["haus", "Haus", "Tür"]
-    starts = word_starts(tokenizer)
+    starts = mark_word_ends(tokenizer)
     assert starts[tokenizer.eos_id]
     for ids in spellings:
         assert starts[ids[0]]
@@ -277,14 +275,14 @@ def test_signs_and_marks_belong_to_words() -> None:
     assert count_terms(glossary, ["house"], ["घरों में"]).num_translated == 0
     assert count_terms(glossary, ["house"], ["घर में"]).num_translated == 1
     tokenizer = Tokenizer(train_sentencepiece(["घर में घरों"] * 9, vocab_size=12))
-    starts = dict(zip(tokenizer.all_pieces(), word_starts(tokenizer), strict=True))
+    starts = dict(zip(tokenizer.all_pieces(), mark_word_ends(tokenizer), strict=True))
     assert {piece for piece, is_start in starts.items() if not is_start} >= set("घरों")
 
 
 def test_an_underscore_belongs_to_a_word_in_search_as_in_counts() -> None:
     assert count_terms(load_glossary(("url\tURL",)), ["the url"], ["URL_x"]) == (0, 1)
     tokenizer = Tokenizer(train_sentencepiece(["ab_c ab ab_c"] * 9, vocab_size=10))
-    starts = dict(zip(tokenizer.all_pieces(), word_starts(tokenizer), strict=True))
+    starts = dict(zip(tokenizer.all_pieces(), mark_word_ends(tokenizer), strict=True))
     underscores = [piece for piece in starts if piece.startswith("_")]
     assert underscores
     assert not any(starts[piece] for piece in underscores)

@@ -23,10 +23,10 @@ from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
 from nmt.search.protect import (
     ProtectedText,
+    encode_protected,
     find_protected,
     has_only_protected,
     lacks_protected,
-    spell_protected,
 )
 from nmt.search.request import SearchRequest
 from nmt.search.term_search import find_terms
@@ -163,13 +163,13 @@ def test_long_words_take_little_memory() -> None:
 
 def test_texts_are_spelled_as_they_are_decoded(tokenizer: Tokenizer) -> None:
     for item in ITEMS:
-        after_space = spell_protected(ProtectedText(item, False), tokenizer)
+        after_space = encode_protected(ProtectedText(item, False), tokenizer)
         assert [tokenizer.decode(list(ids)) for ids in after_space] == [item]
-        after_text = spell_protected(ProtectedText(item, True), tokenizer)
+        after_text = encode_protected(ProtectedText(item, True), tokenizer)
         assert [tokenizer.decode([*tokenizer.encode("the"), *ids]) for ids in after_text[1:]] == [
             f"the{item}" for _ in after_text[1:]
         ]
-    assert spell_protected(ProtectedText("{a\u00a0\u00a0b}", False), tokenizer) == ()
+    assert encode_protected(ProtectedText("{a\u00a0\u00a0b}", False), tokenizer) == ()
 
 
 def test_a_text_also_ends_before_a_korean_or_thai_letter() -> None:

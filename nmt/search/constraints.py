@@ -3,7 +3,7 @@
 To add a constraint, write a class here, and add it in `SearchRequest.all_constraints`.
 """
 
-# B sentences, V vocab, N n-grams or sequences; R live hypotheses
+# In shapes: B sentences, R live hypotheses, N n-grams or sequences, V vocabulary size
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Constraint(Protocol):
 
     @property
     def can_join(self) -> bool:
-        """Whether the constraint also works if sentences join the search later.
+        """Whether the constraint also works if sentences join a running search.
 
-        In a row of such a sentence, `beam.tokens` begins with columns that belong to no token. A
+        `beam.tokens` then has columns for the steps before a sentence joined. In these columns, the
+        rows of the sentence are filled with BOS, and `beam.length` counts the columns, too. A
         constraint that uses `beam.length` as the number of tokens must return False. So must a
         constraint that looks up data by the number of a sentence.
         """
@@ -55,7 +56,8 @@ class ForbiddenTokens:
     can_join = True
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        for token in self.tokens:  # one at a time: as an index, the list would be copied to the GPU
+        # one at a time, since an index that is a list would first be copied to the GPU
+        for token in self.tokens:
             log_probs[:, token].fill_(NEG_INF)
         return log_probs
 
@@ -85,10 +87,11 @@ class NoRepeatedNgrams:
         if beam.length < self.size:
             return log_probs
         ngrams = beam.tokens.unfold(1, self.size, 1)  # (R, N, size)
-        first = beam.length - (self.size - 1)
-        newest = beam.tokens[:, first:].unsqueeze(1)  # (R, 1, size - 1)
-        begins_with_newest = (ngrams[..., :-1] == newest).all(dim=-1)  # (R, N)
-        rows, positions = begins_with_newest.nonzero(as_tuple=True)
+        # the last size - 1 tokens, which the next token would complete to an n-gram
+        suffix_start = beam.length - (self.size - 1)
+        suffixes = beam.tokens[:, suffix_start:].unsqueeze(1)  # (R, 1, size - 1)
+        begins_with_suffix = (ngrams[..., :-1] == suffixes).all(dim=-1)  # (R, N)
+        rows, positions = begins_with_suffix.nonzero(as_tuple=True)
         repeating_tokens = ngrams[rows, positions, -1]
         log_probs[rows, repeating_tokens] = NEG_INF
         return log_probs
@@ -98,7 +101,7 @@ class NoRepeatedNgrams:
 class NoNgramsBeyondSource:
     """Forbids each token that would complete an n-gram of `size` tokens too often.
 
-    Every n-gram may occur once, and an n-gram in `allowed_counts` as often as stated there.
+    Every n-gram may occur once. An n-gram in `allowed_counts` may occur as often as stated there.
     """
 
     size: int
@@ -114,11 +117,11 @@ class NoNgramsBeyondSource:
         sentences = beam.sentences.tolist()
         for row, tokens in enumerate(beam.tokens.tolist()):
             allowed = self.allowed_counts[sentences[row]]
-            first = len(tokens) - (self.size - 1)
-            newest = tuple(tokens[first:])
-            # each of these n-grams occurs already; its allowed count is 0 if it may occur only once
+            suffix_start = len(tokens) - (self.size - 1)
+            suffix = tuple(tokens[suffix_start:])
             for ngram, count in count_ngrams(tokens, self.size).items():
-                if ngram[:-1] == newest and count >= allowed[ngram]:
+                max_count = max(1, allowed[ngram])
+                if ngram[:-1] == suffix and count >= max_count:
                     forbidden_rows.append(row)
                     forbidden_tokens.append(ngram[-1])
         log_probs[forbidden_rows, forbidden_tokens] = NEG_INF
@@ -127,20 +130,26 @@ class NoNgramsBeyondSource:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Multiplies the log-probabilities of tokens of the hypothesis (Keskar et al., 2019)."""
+    """Multiplies the log-probability of each token that the hypothesis already contains.
+
+    Source: Keskar et al. (2019).
+    """
 
     factor: float  # >= 1
     can_join = True
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        tokens = beam.tokens  # (R, length)
-        penalized = log_probs.gather(1, tokens) * self.factor  # (R, length)
-        return log_probs.scatter_(1, tokens, penalized)
+        penalized = log_probs.gather(1, beam.tokens) * self.factor  # (R, length)
+        # a token that occurs several times gets the same value each time, so it is penalized once
+        return log_probs.scatter_(1, beam.tokens, penalized)
 
 
 @dataclass(frozen=True)
 class ForbiddenSequences:
-    """Forbids the last token of a sequence after a hypothesis that ends with its other tokens."""
+    """Forbids some sequences of tokens.
+
+    If a hypothesis ends with all tokens of a sequence but the last, the last one is forbidden.
+    """
 
     sequences: list[list[int]]
     can_join = True
@@ -153,9 +162,9 @@ class ForbiddenSequences:
             if beam.length < length - 1:
                 continue
             ids = torch.tensor(sequences, device=log_probs.device)  # (N, length)
-            first = beam.length - (length - 1)
-            newest = beam.tokens[:, first:].unsqueeze(1)  # (R, 1, length - 1)
-            is_match = (newest == ids[:, :-1]).all(dim=-1)  # (R, N)
+            suffix_start = beam.length - (length - 1)
+            suffixes = beam.tokens[:, suffix_start:].unsqueeze(1)  # (R, 1, length - 1)
+            is_match = (suffixes == ids[:, :-1]).all(dim=-1)  # (R, N)
             rows, indices = is_match.nonzero(as_tuple=True)
             last_tokens = ids[indices, -1]
             log_probs[rows, last_tokens] = NEG_INF
@@ -175,11 +184,11 @@ class ForcedPrefix:
         # (R, 1), -1 after the end of a prefix
         forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)
         forced = to_device(forced, log_probs.device)
-        tokens = forced.clamp(min=0)  # (R, 1), token 0 where no token is forced
+        # (R, 1), the forced token; in rows without one, token 0, whose value does not change
+        tokens = forced.clamp(min=0)
         values = log_probs.gather(1, tokens)  # (R, 1)
         log_probs.masked_fill_(forced >= 0, NEG_INF)  # all tokens of rows with a forced token
-        # restore the forced token; in the other rows, token 0 gets the value that it has
-        return log_probs.scatter_(1, tokens, values)
+        return log_probs.scatter_(1, tokens, values)  # restores the forced tokens
 
 
 @dataclass(frozen=True)
@@ -229,24 +238,29 @@ def count_ngrams(tokens: Sequence[int], size: int) -> Counter[tuple[int, ...]]:
     return Counter(tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1))
 
 
-def to_target_ids(sources: Sequence[Sequence[int]], tokenizer: Tokenizers) -> list[list[int]]:
-    """Map source ids to the target ids of the same pieces, -1 where the target lacks a piece."""
-    if tokenizer.src is tokenizer.tgt:
+def to_target_ids(sources: Sequence[Sequence[int]], tokenizers: Tokenizers) -> list[list[int]]:
+    """Map source ids to the target ids of the same pieces, or to -1 if the target lacks a piece.
+
+    Each of `sources` has the ids of one sentence.
+    """
+    if tokenizers.src is tokenizers.tgt:
         return [list(source) for source in sources]
-    tgt_ids = {piece: token for token, piece in enumerate(tokenizer.tgt.all_pieces())}
+    tgt_ids = {piece: token for token, piece in enumerate(tokenizers.tgt.all_pieces())}
     target_ids = []
     for source in sources:
-        target_ids.append([tgt_ids.get(piece, -1) for piece in tokenizer.src.pieces(source)])
+        source_pieces = tokenizers.src.pieces(source)
+        target_ids.append([tgt_ids.get(piece, -1) for piece in source_pieces])
     return target_ids
 
 
 def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     """Return the ids of phrases as written, and with the first letter in upper and lower case."""
     sequences = []
+    prefix_length = len(tokenizer.prefix_ids)  # such as a tag of the target language
     for phrase in phrases:
         spellings = {phrase, phrase[0].upper() + phrase[1:], phrase[0].lower() + phrase[1:]}
         for ids_with_prefix in tokenizer.encode_batch(sorted(spellings)):
-            ids = ids_with_prefix[len(tokenizer.prefix) :]  # drop the tag of the target language
+            ids = ids_with_prefix[prefix_length:]
             if ids:
                 sequences.append(ids)
     return sequences

@@ -23,9 +23,10 @@ _CASE = "case"  # flag: the source must have the case of the term
 _INSIDE = "part"  # flag: the term is also found inside of words
 # a character of a script without spaces between words, which counts as a word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
+_OTHER_WORD = rf"(?:(?!{_IDEOGRAPH})\w)+"
+_SYMBOL = r"[^\w\s]"  # counts as a word
 # `regex` instead of `re`, whose \w does not match vowel signs of Hindi and other languages
-_WORD = regex.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+|[^\w\s]")
-_SPACE = "\u2581"  # SentencePiece's mark of a space
+_WORD = regex.compile(f"{_IDEOGRAPH}|{_OTHER_WORD}|{_SYMBOL}")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Entry:
     line: str
     source: str
     targets: tuple[str, ...]  # a translation must contain one of these forms
-    matches_case: bool = False  # whether it is only found in the case of `source`
-    matches_inside_words: bool = False  # whether it is also found inside of words
+    matches_case: bool = False  # whether `source` is only found in the same case
+    matches_inside_words: bool = False  # whether `source` is also found inside of words
 
 
 def parse_entry(line: str) -> Entry:
@@ -75,7 +76,12 @@ class _Match(NamedTuple):
 
     start: int  # position of the first character
     end: int  # position after the last character
-    entries: list[Entry]  # the entries of the term
+    entries: list[Entry]  # the entries of the term, all with the same `matches_case`
+
+    @property
+    def matches_case(self) -> bool:
+        """Whether the entries require the case in which the term was found."""
+        return self.entries[0].matches_case
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -98,11 +104,12 @@ class Glossary:
         self._max_words: dict[str, int] = {}
         # the entries with `matches_inside_words`, keyed by the case-folded source
         self._inside_entries: dict[str, list[Entry]] = {}
-        self._has_exact_terms = False  # whether an entry has `matches_case`
+        self._has_case_sensitive_entries = False
         for entry in entries:
             self._line_numbers.setdefault(entry.line, len(self.lines))
             self.lines.append(entry.line)
-            self._has_exact_terms = self._has_exact_terms or entry.matches_case
+            if entry.matches_case:
+                self._has_case_sensitive_entries = True
             words = tuple(word.casefold() for word in _WORD.findall(entry.source))
             self._by_words.setdefault(words, []).append(entry)
             max_words = self._max_words.get(words[0], 0)
@@ -119,7 +126,7 @@ class Glossary:
         Terms do not overlap: of the terms that begin with the same word, only the longest counts,
         and no other term may begin inside of it.
         """
-        return [match.targets for match in self._find_matches(_normalize(text))]
+        return [match.targets for match in self._find_in_normalized(_normalize(text))]
 
     def add_hints(self, text: str) -> str:
         """Add the first target form of each term to the text, for a model that reads hints.
@@ -132,30 +139,32 @@ class Glossary:
         normalized = _normalize(text)
         protected = protected_spans(normalized)
         terms = []
-        for match in self._find_matches(normalized):
-            # the last protected span that starts before the end of the term, if any
-            index = bisect_left(protected, match.end, key=lambda span: span.start) - 1
-            overlaps = index >= 0 and protected[index].stop > match.start
-            if not overlaps:
+        for match in self._find_in_normalized(normalized):
+            # if the term overlaps with a protected span, it overlaps with the last one that starts
+            # before the end of the term
+            num_earlier = bisect_left(protected, match.end, key=lambda span: span.start)
+            is_protected = num_earlier > 0 and protected[num_earlier - 1].stop > match.start
+            if not is_protected:
                 terms.append(Term(match.start, match.end, match.targets[0]))
         return add_hints(normalized, terms) if terms else text
 
     def find_spans(self, text: str) -> list[range]:
         """Return the span of each term in `text`, which need not be normalized."""
-        return [range(match.start, match.end) for match in self._locate_matches(text)]
+        return [range(match.start, match.end) for match in self._find_in_original(text)]
 
     def keep_case(self, text: str, recased: str) -> str:
         """Return `recased`, but keep the case of terms of entries with `matches_case`.
 
         `recased` is `text` in another case.
         """
-        if not self._has_exact_terms or len(recased) != len(text):
+        if not self._has_case_sensitive_entries or len(recased) != len(text):
             return recased
         segments = []
         position = 0
-        for match in self._locate_matches(text):
-            # in text that is not normalized, two terms can lie within one character, such as "½"
-            if match.entries[0].matches_case and match.start >= position:
+        for match in self._find_in_original(text):
+            # "½" is normalized to three characters, "1⁄2", so several terms may have its span
+            is_repeated_span = match.start < position
+            if match.matches_case and not is_repeated_span:
                 segments.append(recased[position : match.start])
                 segments.append(text[match.start : match.end])
                 position = match.end
@@ -166,17 +175,17 @@ class Glossary:
         """Return the lines whose terms occur in `texts`, in the order of the glossary."""
         lines: set[str] = set()
         for text in texts:
-            for match in self._find_matches(_normalize(text)):
+            for match in self._find_in_normalized(_normalize(text)):
                 lines.update(entry.line for entry in match.entries)
         return sorted(lines, key=self._line_numbers.__getitem__)
 
-    def _locate_matches(self, text: str) -> Iterator[_Match]:
-        """Yield each term that occurs in `text`, with its position in `text` itself.
+    def _find_in_original(self, text: str) -> Iterator[_Match]:
+        """Yield each term that occurs in `text`, which need not be normalized.
 
-        `_find_matches` finds positions in the normalized text.
+        The positions of the terms are positions in `text`, not in the normalized text.
         """
         if unicodedata.is_normalized("NFKC", text):
-            yield from self._find_matches(text)
+            yield from self._find_in_normalized(text)
             return
         normalized = ""
         spans: list[range] = []  # for each normalized character, the span in `text`
@@ -184,31 +193,35 @@ class Glossary:
             character = _normalize(match.group())
             normalized += character
             spans += [range(match.start(), match.end())] * len(character)
-        for term in self._find_matches(normalized):
-            start = spans[term.start].start
-            end = spans[term.end - 1].stop
-            yield _Match(start, end, term.entries)
+        for match in self._find_in_normalized(normalized):
+            start = spans[match.start].start
+            end = spans[match.end - 1].stop
+            yield _Match(start, end, match.entries)
 
-    def _find_matches(self, text: str) -> Iterator[_Match]:
-        """Yield each term that occurs in `text`, which should be normalized."""
+    def _find_in_normalized(self, text: str) -> Iterator[_Match]:
+        """Yield each term that occurs in `text`, which must be normalized."""
         word_matches = list(_WORD.finditer(text))
         words = [match.group().casefold() for match in word_matches]
         first = 0
         while first < len(words):
             start = word_matches[first].start()
-            # find the longest term that begins with this word, or end with 0 words
+            # find the longest term that begins with this word
+            longest_match = None
             num_words = min(self._max_words.get(words[first], 0), len(words) - first)
-            while num_words:
+            while num_words > 0 and longest_match is None:
                 term_words = tuple(words[first : first + num_words])
                 end = word_matches[first + num_words - 1].end()
                 entries = _choose_entries(self._by_words.get(term_words, []), text[start:end])
                 if entries:
-                    yield _Match(start, end, entries)
-                    break
-                num_words -= 1
-            if num_words == 0:
+                    longest_match = _Match(start, end, entries)
+                else:
+                    num_words -= 1
+            if longest_match is not None:
+                yield longest_match
+                first += num_words
+            else:
                 yield from self._find_inside_word(word_matches[first])
-            first += max(num_words, 1)
+                first += 1
 
     def _find_inside_word(self, word_match: re.Match[str]) -> Iterator[_Match]:
         """Yield the terms inside a word.
@@ -229,9 +242,12 @@ class Glossary:
 
 
 def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:
-    """Return the entries that match in case, or else the entries that ignore case."""
-    exact = [entry for entry in entries if entry.matches_case and entry.source == matched]
-    return exact or [entry for entry in entries if not entry.matches_case]
+    """Return the case-sensitive entries that match, or if there are none, the other entries.
+
+    The words of all `entries` match apart from case. `matched` is the text that they match.
+    """
+    same_case = [entry for entry in entries if entry.matches_case and entry.source == matched]
+    return same_case or [entry for entry in entries if not entry.matches_case]
 
 
 class TermCount(NamedTuple):
@@ -249,9 +265,9 @@ def count_terms(
 ) -> TermCount:
     """Count the terms in `sources`, and the terms that have a target form in the translation.
 
-    A target form must occur as whole words: as written, with a capital at the start of the first
-    word or of each word, or in capitals. With `lemmas`, each word may be in another form. A term
-    that occurs n times in a source counts n times, and needs n target forms.
+    A target form must occur as whole words, in one of four spellings: as written, with the first
+    word capitalized, with each word capitalized, or in capitals. With `lemmas`, each word may be in
+    another form. A term that occurs n times in a source counts n times, and needs n target forms.
     """
     num_translated = 0
     num_terms = 0
@@ -269,8 +285,8 @@ def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pa
     """Return a pattern for the occurrences of target forms as whole words."""
     alternatives = []
     for target in sorted(map(_normalize, targets), key=len, reverse=True):
-        # for each word of the target, a pattern for its forms: as written, with a capital first
-        # letter, and in capitals
+        # for each word of the target, a pattern for its forms as written, for its capitalized forms
+        # and for its forms in capitals
         written = []
         capitalized = []
         capitals = []
@@ -279,8 +295,9 @@ def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pa
             written.append(_any_form_pattern(forms))
             capitalized.append(_any_form_pattern(form[0].upper() + form[1:] for form in forms))
             capitals.append(_any_form_pattern(form.upper() for form in forms))
-        for patterns in (written, [capitalized[0], *written[1:]], capitalized, capitals):
-            alternatives.append(" ".join(patterns))
+        first_capitalized = [capitalized[0], *written[1:]]
+        for word_patterns in (written, first_capitalized, capitalized, capitals):
+            alternatives.append(" ".join(word_patterns))
     return regex.compile("|".join(alternatives))
 
 
@@ -298,7 +315,7 @@ def _any_form_pattern(forms: Iterable[str]) -> str:
 
 
 def _is_word_character(character: str) -> bool:
-    """Return whether a character belongs to words, and is not a word by itself."""
+    """Return whether a character may be next to others in a word. An ideograph is a whole word."""
     return bool(regex.match(r"\w", character)) and not re.match(_IDEOGRAPH, character)
 
 
@@ -309,7 +326,7 @@ def load_glossary(lines: tuple[str, ...]) -> Glossary:
 
 
 @lru_cache(maxsize=4096)
-def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def encode_spellings(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the ids of target forms, as written and with a capital first letter.
 
     Leaves out forms that the tokenizer cannot encode. Forms in a script without spaces are also
@@ -319,7 +336,7 @@ def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ..
     spellings = []
     for target in targets:
         for form in dict.fromkeys([target, target[0].upper() + target[1:]]):
-            ids = tokenizer.encode(form)[len(tokenizer.prefix) :]
+            ids = tokenizer.encode(form)[len(tokenizer.prefix_ids) :]
             if not ids or tokenizer.unk_id in ids:
                 continue
             spellings.append(tuple(ids))
@@ -329,14 +346,14 @@ def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 @lru_cache(maxsize=4)
-def word_starts(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether its piece cannot continue a word, so a word before it is complete.
+def mark_word_ends(tokenizer: Tokenizer) -> tuple[bool, ...]:
+    """Return for each id whether a word directly before its piece is complete.
 
-    A piece that begins with a letter or digit, or is a byte, may continue a word.
+    A piece that begins with a letter or digit, or is a byte, may continue the word.
     """
     byte_ids = set(tokenizer.byte_ids)
-    starts = []
+    ends = []
     for token, piece in enumerate(tokenizer.all_pieces()):
-        continues = _is_word_character(piece[:1])
-        starts.append(not continues and token not in byte_ids)
-    return tuple(starts)
+        may_continue_word = _is_word_character(piece[:1]) or token in byte_ids
+        ends.append(not may_continue_word)
+    return tuple(ends)

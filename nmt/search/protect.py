@@ -86,12 +86,12 @@ def lacks_protected(sentence: str, translation: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def spell_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def encode_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the ids of a protected text after a space and, if it `follows_text`, without a space.
 
     Returns `()` if the tokenizer does not decode the ids as this text.
     """
-    ids = tokenizer.encode(protected.text)[len(tokenizer.prefix) :]
+    ids = tokenizer.encode(protected.text)[len(tokenizer.prefix_ids) :]
     if tokenizer.decode(ids) != protected.text:
         return ()
     spellings = [tuple(ids)]
@@ -101,7 +101,7 @@ def spell_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tup
 
 
 @lru_cache(maxsize=4)
-def ends_protected(tokenizer: Tokenizer) -> tuple[bool, ...]:
+def mark_protected_ends(tokenizer: Tokenizer) -> tuple[bool, ...]:
     """Return for each id whether `lacks_protected` finds a text such as `%s` directly before it.
 
     Unlike a term of a glossary, the text may be followed by a Korean or Thai letter.

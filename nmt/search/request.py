@@ -31,7 +31,7 @@ from nmt.search.constraints import (
     suppressed_ids,
     to_target_ids,
 )
-from nmt.search.glossary import load_glossary, spell
+from nmt.search.glossary import encode_spellings, load_glossary
 from nmt.search.protect import ProtectedText, find_protected
 
 Ids = Sequence[int]
@@ -145,7 +145,7 @@ class SearchRequest:
         """
         glossary = load_glossary(tuple(self.config.required_terms))
         terms = glossary.find(self.decode_source(sentence, tokenizer))
-        spellings_of_terms = [spell(targets, tokenizer.tgt) for targets in terms]
+        spellings_of_terms = [encode_spellings(targets, tokenizer.tgt) for targets in terms]
         return [spellings for spellings in spellings_of_terms if spellings]
 
     def all_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:

@@ -20,7 +20,7 @@ from nmt.model.fast.transfer import to_cpu
 from nmt.search.beam import BeamSearch
 from nmt.search.constraints import ForbiddenTokens
 from nmt.search.diverse import DiverseSearch
-from nmt.search.glossary import word_starts
+from nmt.search.glossary import mark_word_ends
 from nmt.search.hypotheses import Hypothesis, check_finite
 from nmt.search.protect import lacks_protected
 from nmt.search.request import SearchRequest
@@ -96,7 +96,7 @@ def _start_beam_search(
             request,
             tokenizer,
             terms=find_terms(request, tokenizer),
-            starts_word=word_starts(tokenizer.tgt),
+            ends_word=mark_word_ends(tokenizer.tgt),
         )
     if request.config.beam_groups > 1:
         return DiverseSearch(stepper, request, tokenizer)

@@ -20,8 +20,8 @@ from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
 from nmt.model.fast.transfer import to_device
 from nmt.search.beam import BeamSearch
-from nmt.search.glossary import word_starts
-from nmt.search.protect import ends_protected, spell_protected
+from nmt.search.glossary import mark_word_ends
+from nmt.search.protect import encode_protected, mark_protected_ends
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
@@ -52,7 +52,7 @@ class SentenceTerms:
 
     Args:
         terms: the spellings of each term. A term that is listed twice must occur twice.
-        starts_word: for each id, whether a word before it is complete, see `word_starts`.
+        ends_word: for each id, whether a word before it is complete, see `mark_word_ends`.
         closed: indices of protected texts that no token can continue, such as `{name}`.
         open_ended: indices of protected texts that a letter or digit could continue, such as `%s`.
         ends_protected: for each id, whether a text of `open_ended` before it is complete.
@@ -61,7 +61,7 @@ class SentenceTerms:
     def __init__(
         self,
         terms: Sequence[Spellings],
-        starts_word: Sequence[bool],
+        ends_word: Sequence[bool],
         closed: Collection[int] = (),
         open_ended: Collection[int] = (),
         ends_protected: Sequence[bool] = (),
@@ -70,7 +70,7 @@ class SentenceTerms:
         self._closed = frozenset(closed)
         self._open_ended = frozenset(open_ended)
         self._ends_protected = ends_protected
-        self._starts_word = starts_word
+        self._ends_word = ends_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
         # keyed by the first token of a spelling
         self._beginnings: dict[int, list[PartialTerm]] = {}
@@ -91,7 +91,7 @@ class SentenceTerms:
         """Return the progress after one more token."""
         # terms at the end become complete, unless the token continues their last word
         complete = progress.complete
-        if progress.ending and self._starts_word[token]:
+        if progress.ending and self._ends_word[token]:
             complete = complete | progress.ending
         open_ended = progress.ending & self._open_ended
         if open_ended and self._ends_protected[token]:
@@ -153,14 +153,14 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
     These are the terms of the glossary and the protected texts. Leaves out terms that the tokenizer
     cannot encode.
     """
-    starts_word = word_starts(tokenizer.tgt)
+    ends_word = mark_word_ends(tokenizer.tgt)
     sentences: list[SentenceTerms | None] = []
     for i in range(len(request.sources)):
         terms: list[Spellings] = []
         closed: list[int] = []
         open_ended: list[int] = []
         for protected in request.find_protected(i, tokenizer):
-            spellings = spell_protected(protected, tokenizer.tgt)
+            spellings = encode_protected(protected, tokenizer.tgt)
             if spellings:
                 indices = open_ended if protected.ends_word else closed
                 indices.append(len(terms))
@@ -171,10 +171,10 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
             continue
         sentence_terms = SentenceTerms(
             terms,
-            starts_word,
+            ends_word,
             closed=closed,
             open_ended=open_ended,
-            ends_protected=ends_protected(tokenizer.tgt),
+            ends_protected=mark_protected_ends(tokenizer.tgt),
         )
         sentences.append(sentence_terms)
     return sentences
@@ -233,7 +233,7 @@ class TermSearch(BeamSearch):
     Args:
         terms: the terms of each sentence; None for a sentence without terms, which is searched as
             in `BeamSearch`.
-        starts_word: see `SentenceTerms`.
+        ends_word: see `SentenceTerms`.
     """
 
     def __init__(
@@ -243,12 +243,12 @@ class TermSearch(BeamSearch):
         tokenizer: Tokenizers,
         *,
         terms: Sequence[SentenceTerms | None],
-        starts_word: Sequence[bool],
+        ends_word: Sequence[bool],
     ) -> None:
         super().__init__(stepper, request, tokenizer)
         self._terms = terms
-        self._starts_word = starts_word
-        self._continues_word = ~torch.tensor(starts_word, device=stepper.device)  # (V,)
+        self._ends_word = ends_word
+        self._continues_word = ~torch.tensor(ends_word, device=stepper.device)  # (V,)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
         """See `BeamSearch._choose`; allocates the candidates of sentences that miss a term."""
@@ -319,7 +319,7 @@ class TermSearch(BeamSearch):
         tokens = []  # (C,), the token that each candidate adds
         for hypothesis, best in zip(hypotheses, best_tokens, strict=True):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
-            if hypothesis.progress.ending and not any(self._starts_word[token] for token in best):
+            if hypothesis.progress.ending and not any(self._ends_word[token] for token in best):
                 row_log_probs = log_probs[hypothesis.row]  # (V,)
                 start_log_probs = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
                 next_tokens.add(int(start_log_probs.argmax()))
