@@ -228,8 +228,8 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
         bad_words = [[i] for i in (tgt_tokenizer.pad_id, *tgt_tokenizer.unused_ids)]
         for beam_size in (1, 4):
             options: dict[str, Any] = {"bad_words_ids": bad_words}
-            if tgt_tokenizer.prefix:
-                options["forced_bos_token_id"] = tgt_tokenizer.prefix[0]
+            if tgt_tokenizer.prefix_ids:
+                options["forced_bos_token_id"] = tgt_tokenizer.prefix_ids[0]
             if beam_size > 1:
                 options |= {"length_penalty": 0.0, "early_stopping": "never"}
             generated = theirs.generate(
@@ -238,7 +238,7 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
             config = SearchConfig(
                 beam_size=beam_size, normalization=Normalization.none, **SHORT_OUTPUT
             )
-            prefixes = [tgt_tokenizer.prefix] * len(LINES) if tgt_tokenizer.prefix else []
+            prefixes = [tgt_tokenizer.prefix_ids] * len(LINES) if tgt_tokenizer.prefix_ids else []
             request = SearchRequest([row[:-1] for row in rows], config, prefixes)
             for i, hypotheses in enumerate(loaded.backend.search(request)):
                 ids = hypotheses[0].tokens

@@ -10,7 +10,7 @@ from nmt.config.options import Settings, option, require_valid
 from nmt.config.tokenizer import check_symbol
 from nmt.errors import ConfigError
 
-SEPARATORS = ("<sep>", "__sep__")
+LINE_SEPARATORS = ("<sep>", "__sep__")
 """Symbols that separate the lines of a text, for models that translate with context. The second
 symbol is for Mozilla's models.
 """
@@ -212,7 +212,7 @@ class DataConfig(Settings):
         high=100,
     )
     separator: str = option(
-        SEPARATORS[0],
+        LINE_SEPARATORS[0],
         "symbol between the lines of a context: <sep>, or __sep__ as in Mozilla's models",
     )
     temperature: float = option(  # a change rewrites only the index of the data folder
@@ -244,8 +244,8 @@ class DataConfig(Settings):
     )
 
     def check(self) -> None:
-        problem = f"must be {' or '.join(SEPARATORS)}"
-        self.require(self.separator in SEPARATORS, "separator", problem)
+        problem = f"must be {' or '.join(LINE_SEPARATORS)}"
+        self.require(self.separator in LINE_SEPARATORS, "separator", problem)
         for name in self.corpora:
             is_valid_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
             problem = "the name of a corpus has only letters, digits, _, . and -"

@@ -215,7 +215,7 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer, tags: Iterable[str], max_length: int) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length  # maximum number of tokens of a side, EOS included
-        self.prefixes = [tokenizer.prefix]
+        self.prefixes = [tokenizer.prefix_ids]
         for tag in tags:
             self.prefixes.append(tokenizer.encode(tag))
         symbols = [re.escape(symbol) for symbol in user_symbols(tokenizer.model)]
@@ -231,7 +231,7 @@ class TextCodec:
         text = ""
         if self.tokenizer.unk_id not in text_ids:
             text = self.tokenizer.decode(text_ids)
-        return DecodedText(prefix, [*self.tokenizer.prefix, *text_ids], text)
+        return DecodedText(prefix, [*self.tokenizer.prefix_ids, *text_ids], text)
 
     def encode(self, prefix: list[int], text: str) -> list[int]:
         """Return `prefix` and the ids of a text; [] if an id is unknown or there are too many."""

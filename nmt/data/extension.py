@@ -101,7 +101,7 @@ def _extend_mapped(
     num_unused = -len(pieces) % multiple
     pieces += [f"{UNUSED_PREFIX}{len(pieces) + i}>" for i in range(num_unused)]
     vocabulary: Vocabulary = replace(tokenizer.vocabulary, pieces=pieces)
-    return MappedTokenizer(model, vocabulary, tokenizer.prefix)
+    return MappedTokenizer(model, vocabulary, tokenizer.prefix_ids)
 
 
 class _Extension:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from nmt.config import SEPARATORS, DataConfig
+from nmt.config import LINE_SEPARATORS, DataConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 
@@ -21,7 +21,7 @@ DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unles
 _MAX_LISTED_DIRECTIONS = 30  # largest number of directions in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 DIRECTION_OPTIONS = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
-"""The options that request a direction, with the names that `choose_tags` gives its arguments."""
+"""The options that request a direction, which are parameters of `choose_tags`."""
 
 
 class Tags(NamedTuple):
@@ -132,7 +132,8 @@ def find_directions(
     if config_directions:
         return list(config_directions)
     if src_tokenizer.language_ids:  # M2M100 or NLLB
-        # `nmt-import` wrote the tags of this direction into the prefixes of the vocabulary
+        # no tags, since the tokenizers put `prefix_ids` before texts: the languages that the user
+        # chose for `nmt-import`
         imported_direction = LanguagePair(src_lang, tgt_lang)
         return [imported_direction, *list_language_directions(src_tokenizer)]
     tags = {}  # keyed by target language
@@ -154,7 +155,8 @@ def find_directions(
 def list_language_directions(src_tokenizer: Tokenizer) -> list[LanguagePair]:
     """Return the directions between all languages of M2M100 or NLLB, and none for other models."""
     directions = []
-    for src_tag, tgt_tag in itertools.permutations(src_tokenizer.language_ids, 2):
+    tags = list(src_tokenizer.language_ids)  # pieces such as __en__ or eng_Latn
+    for src_tag, tgt_tag in itertools.permutations(tags, 2):
         direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
         directions.append(direction)
     return directions
@@ -183,7 +185,7 @@ def choose_tags(
     src_tag: str = "",
     tgt_tag: str = "",
 ) -> Tags:
-    """Return the tags of the direction that is requested by its languages or by its tags.
+    """Return the tags of the direction that the arguments request, by its languages or its tags.
 
     If nothing is requested, but directions differ in their source tags, the result has these tags
     as `src_choices`. Raises a `ConfigError` if no direction of the model matches the request, or if
@@ -214,14 +216,13 @@ def choose_tags(
     src_choices = tuple(sorted({tags.src for tags in matching_tags} - {""}))
     if src_choices and not request:
         return Tags(src_choices=src_choices)
-    missing_option = ""
+    advice = "give its tags, src_tag=... and tgt_tag=..."
     if not tgt_lang:
-        missing_option = "tgt_lang=... or "
+        advice = "give tgt_lang=... or its tags, src_tag=... and tgt_tag=..."
     elif not src_lang:
-        missing_option = "src_lang=... or "
+        advice = "give src_lang=... or its tags, src_tag=... and tgt_tag=..."
     raise ConfigError(
-        f"{request or 'no language'}: the model translates {_list_directions(directions)}; give "
-        f"{missing_option}its tags, src_tag=... and tgt_tag=..."
+        f"{request or 'no language'}: the model translates {_list_directions(directions)}; {advice}"
     )
 
 
@@ -230,13 +231,13 @@ def _find_matches(
 ) -> list[LanguagePair]:
     """Return the directions that match a request of at least one language."""
     matches = [direction for direction in directions if direction.matches(src_lang, tgt_lang)]
-    if all(direction.has_default_language for direction in matches):
-        # M2M100 or NLLB, fine-tuned on other directions, or on a corpus without language names:
-        # the model still has its other languages
-        all_pairs = list_language_directions(src_tokenizer)
-        language_matches = [pair for pair in all_pairs if pair.matches(src_lang, tgt_lang)]
-        return language_matches or matches
-    return matches
+    if any(not direction.has_default_language for direction in matches):
+        return matches
+    # M2M100 and NLLB keep the languages on which they were not fine-tuned, so any pair of languages
+    # may be requested. The directions have no languages if the corpus was given without them.
+    all_pairs = list_language_directions(src_tokenizer)
+    language_matches = [pair for pair in all_pairs if pair.matches(src_lang, tgt_lang)]
+    return language_matches or matches
 
 
 def _list_directions(directions: Sequence[LanguagePair]) -> str:
@@ -252,7 +253,7 @@ def _list_directions(directions: Sequence[LanguagePair]) -> str:
 
 
 def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
-    """Return lines with `tag` before each. An empty tag adds nothing."""
+    """Return the lines with `tag` before each. An empty tag adds nothing."""
     if not tag:
         return list(lines)
     return [f"{tag} {line}" if line else tag for line in lines]
@@ -270,29 +271,37 @@ def split_tag(line: str, tags: Tags) -> tuple[str, str]:
 
 
 @functools.lru_cache(8)
-def find_separator(tokenizer: Tokenizer) -> str:
-    """Return the separator of lines among the pieces of a tokenizer, or an empty text."""
+def find_line_separator(tokenizer: Tokenizer) -> str:
+    """Return the symbol that separates the lines of a context, or "" if the tokenizer has none."""
     pieces = frozenset(tokenizer.all_pieces())
-    return next((separator for separator in SEPARATORS if separator in pieces), "")
+    for separator in LINE_SEPARATORS:
+        if separator in pieces:
+            return separator
+    return ""
 
 
 def find_source_prefix(tokenizer: Tokenizer, tags: Tags) -> str:
-    """Return the text before each source: the tag, or the prefix of the tokenizer."""
-    pieces = [tags.src] if tags.src else tokenizer.pieces(tokenizer.prefix)
+    """Return the text before each source: the tag, or else the `prefix_ids` of the tokenizer."""
+    pieces = [tags.src] if tags.src else tokenizer.pieces(tokenizer.prefix_ids)
     return "".join(f"{piece} " for piece in pieces)
 
 
-def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
-    """Return the ids with which each target must begin: the ids of the tag and of its text.
+def encode_target_prefixes(
+    tokenizer: Tokenizer, prefixes: Sequence[str], tag: str
+) -> list[list[int]]:
+    """Return the ids with which each target must begin: the ids of the tag and of its prefix.
 
-    A target without tag and text begins with the prefix of the tokenizer, which may be empty.
+    If tag and prefix are both empty, returns the `prefix_ids` of the tokenizer, if it has any.
     """
-    return [ids or tokenizer.prefix for ids in tokenizer.encode_batch(tag_lines(texts, tag))]
+    target_prefixes = []
+    for ids in tokenizer.encode_batch(tag_lines(prefixes, tag)):
+        target_prefixes.append(ids or tokenizer.prefix_ids)
+    return target_prefixes
 
 
 def encode_tag(tokenizer: Tokenizer, tag: str) -> list[int]:
-    """Return the ids of a target tag, with which each target must begin; see `encode_starts`."""
-    [ids] = encode_starts(tokenizer, [""], tag)
+    """Return the ids with which each target must begin; see `encode_target_prefixes`."""
+    [ids] = encode_target_prefixes(tokenizer, [""], tag)
     return ids
 
 
@@ -302,7 +311,8 @@ def encode_sources(
     """Return the ids of each line, with the tag before it. A line without tokens gets no ids.
 
     If there are `tags.src_choices`, raises a `DataError` for a line that does not begin with one of
-    them. `first_line` is the number of earlier lines, which the line number in the error counts.
+    them. `first_line` is the index of the first of the `lines` in the input. The error has the line
+    number in the input.
     """
     if tags.src_choices:
         for number, line in enumerate(lines, start=first_line + 1):
@@ -311,6 +321,9 @@ def encode_sources(
                     f"line {number} names no direction; give tgt_lang=..., or begin it with one "
                     f"of {' '.join(tags.src_choices)}"
                 )
-    rows = tokenizer.encode_batch(tag_lines(lines, tags.src))
     tag_ids = tokenizer.encode(tags.src)
-    return [row if row != tag_ids else [] for row in rows]
+    line_ids = []
+    for ids in tokenizer.encode_batch(tag_lines(lines, tags.src)):
+        has_text = ids != tag_ids
+        line_ids.append(ids if has_text else [])
+    return line_ids

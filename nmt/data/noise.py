@@ -21,7 +21,7 @@ import numpy as np
 
 from nmt.config import NoiseConfig
 from nmt.data.batch import Ids
-from nmt.data.languages import LanguagePair, find_separator
+from nmt.data.languages import LanguagePair, find_line_separator
 from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
@@ -59,8 +59,8 @@ class TokenNoise:
         # -1 for a symbol that the vocabulary lacks
         self.hint_ids = [src_ids.get(symbol, -1) for symbol in (SOURCE, TARGET, DONE)]
         # ids that stay unchanged at the start of a side
-        self.src_prefixes = [tokenizers.src.prefix]
-        self.tgt_prefixes = [tokenizers.tgt.prefix]
+        self.src_prefixes = [tokenizers.src.prefix_ids]
+        self.tgt_prefixes = [tokenizers.tgt.prefix_ids]
         for direction in directions:
             self.src_prefixes.append(tokenizers.src.encode(direction.src_tag))
             self.tgt_prefixes.append(tokenizers.tgt.encode(direction.tgt_tag))
@@ -148,7 +148,7 @@ def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
 
 def _find_separator_id(tokenizer: Tokenizer) -> int:
     """Return the id of the separator of lines, or -1 if the tokenizer has none."""
-    separator = find_separator(tokenizer)
+    separator = find_line_separator(tokenizer)
     return tokenizer.encode(separator)[-1] if separator else -1
 
 

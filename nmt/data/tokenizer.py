@@ -51,7 +51,7 @@ class Tokenizer:
         model: content of the model file.
         removed_tags: `decode` removes these texts, such as `<2de>`, from the start of a text.
         vocabulary: pieces and ids of a `MappedTokenizer`.
-        prefix: ids that a `MappedTokenizer` puts before every text, such as a language.
+        prefix_ids: ids that a `MappedTokenizer` puts before every text, such as a language.
     """
 
     min_texts_for_threads = 32  # for fewer texts, starting threads would take most of the time
@@ -62,11 +62,11 @@ class Tokenizer:
         removed_tags: Sequence[str] = (),
         *,
         vocabulary: Vocabulary | None = None,
-        prefix: Sequence[int] = (),
+        prefix_ids: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.vocabulary = vocabulary  # None: the ids are SentencePiece's
-        self.prefix = list(prefix)
+        self.prefix_ids = list(prefix_ids)
         self.src = self
         self.tgt = self
         self.src_vocab_size: int | None = None  # see `TokenizerPair.src_vocab_size`
@@ -79,7 +79,7 @@ class Tokenizer:
         self.unk_id = vocabulary.unk_id
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
-        self.language_ids = vocabulary.language_ids  # keyed by piece; each can replace `prefix`
+        self.language_ids = vocabulary.language_ids  # keyed by piece; each can replace `prefix_ids`
         self._pieces = vocabulary.pieces
         self._undecoded_ids: set[int] = set()  # ids that `decode` leaves out in `MappedTokenizer`
 
@@ -230,7 +230,7 @@ class MappedTokenizer(Tokenizer):
 
     Pieces that the vocabulary lacks get the id of unknown pieces. A tag such as `>>fra<<` at the
     start of a text is one piece if the vocabulary has it. If a text begins with a piece of
-    `language_ids` and a space, such as `__en__ `, the id of this piece replaces `prefix`.
+    `language_ids` and a space, such as `__en__ `, the id of this piece replaces `prefix_ids`.
     """
 
     vocabulary: Vocabulary
@@ -240,10 +240,10 @@ class MappedTokenizer(Tokenizer):
         self,
         model: bytes,
         vocabulary: Vocabulary,
-        prefix: Sequence[int],
+        prefix_ids: Sequence[int],
         removed_tags: Sequence[str] = (),
     ) -> None:
-        super().__init__(model, removed_tags, vocabulary=vocabulary, prefix=prefix)
+        super().__init__(model, removed_tags, vocabulary=vocabulary, prefix_ids=prefix_ids)
         symbol_ids = {*self.control_ids, *self.unused_ids, *self.language_ids.values()}
         symbol_ids.update(vocabulary.src_prefix, vocabulary.tgt_prefix)
         self._undecoded_ids = symbol_ids - {self.unk_id}
@@ -259,8 +259,8 @@ class MappedTokenizer(Tokenizer):
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of the vocabulary and of the prefix."""
-        content = json.dumps([asdict(self.vocabulary), self.prefix], sort_keys=True)
+        """Fingerprint of the vocabulary and of `prefix_ids`."""
+        content = json.dumps([asdict(self.vocabulary), self.prefix_ids], sort_keys=True)
         return hashlib.sha256(self.model + content.encode("utf-8")).hexdigest()
 
     @property
@@ -271,7 +271,7 @@ class MappedTokenizer(Tokenizer):
         ]
 
     def encode(self, text: str) -> list[int]:
-        """Encode one sentence, `prefix` first, without BOS and EOS.
+        """Encode one sentence, `prefix_ids` first, without BOS and EOS.
 
         An empty text has no ids. A text that is only a language piece has the id of this piece.
         """
@@ -279,10 +279,10 @@ class MappedTokenizer(Tokenizer):
         if first_word in self.language_ids:
             return [self.language_ids[first_word], *self._encode_unprefixed(text_after_word)]
         ids = self._encode_unprefixed(text)
-        return [*self.prefix, *ids] if ids else []
+        return [*self.prefix_ids, *ids] if ids else []
 
     def _encode_unprefixed(self, text: str) -> list[int]:
-        """Encode a text, which may begin with a tag such as `>>fra<<`. Adds no `prefix`."""
+        """Encode a text, which may begin with a tag such as `>>fra<<`. Adds no `prefix_ids`."""
         ids: list[int] = []
         tag_match = re.match(">>.*?<<", text)
         if tag_match is not None and tag_match[0] in self._ids_by_piece:

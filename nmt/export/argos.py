@@ -42,7 +42,7 @@ def write_argos(
         raise NmtError("format=argos needs babel; pip install nmt[export]") from None
     # a model with several directions may have one that needs no tag
     needs_tags = bool(info.directions) and all(pair.has_tag for pair in info.directions)
-    has_prefix = bool(tokenizers.src.prefix or tokenizers.tgt.prefix)
+    has_prefix = bool(tokenizers.src.prefix_ids or tokenizers.tgt.prefix_ids)
     has_two_models = tokenizers.src.model != tokenizers.tgt.model
     if has_two_models or needs_tags or has_prefix:
         raise ModelError(

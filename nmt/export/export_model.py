@@ -318,9 +318,9 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         vocabulary_files=vocabulary_files,
         has_own_vocabulary=tgt.vocabulary is not None,
         directions=directions,
-        has_prefix=bool(src.prefix or tgt.prefix),
-        src_prefix=src.pieces(src.prefix),
-        tgt_prefix=tgt.pieces(tgt.prefix),
+        has_prefix=bool(src.prefix_ids or tgt.prefix_ids),
+        src_prefix=src.pieces(src.prefix_ids),
+        tgt_prefix=tgt.pieces(tgt.prefix_ids),
         pad=tgt.pieces([tgt.pad_id])[0],
         bos=tgt.pieces([tgt.bos_id])[0],
     )
@@ -332,5 +332,5 @@ def _set_language(tokenizer: Tokenizer, language: str) -> Tokenizer:
     If `language` is "", the prefix stays as it is.
     """
     assert tokenizer.vocabulary is not None
-    prefix = tokenizer.encode(language) or tokenizer.prefix
+    prefix = tokenizer.encode(language) or tokenizer.prefix_ids
     return MappedTokenizer(tokenizer.model, tokenizer.vocabulary, prefix)

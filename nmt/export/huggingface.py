@@ -80,8 +80,8 @@ def write_huggingface(
         "bad_words_ids": [[token_id] for token_id in forbidden_ids(tgt)],
         **special_ids,
     }
-    if tgt.prefix:  # the token that starts every translation, such as the target language
-        generation_config["forced_bos_token_id"] = tgt.prefix[0]
+    if tgt.prefix_ids:  # the token that starts every translation, such as the target language
+        generation_config["forced_bos_token_id"] = tgt.prefix_ids[0]
     write_json(folder / "generation_config.json", generation_config)
     _write_tokenizer(folder, info, tokenizers, config.max_positions)
 

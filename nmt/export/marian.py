@@ -137,7 +137,7 @@ def _check_vocabularies(
 ) -> None:
     """Raise `ModelError` for vocabularies and prefixes that Marian has no form for."""
     has_target_tag = any(direction.tgt_tag for direction in info.directions)
-    if has_target_tag or tokenizers.src.prefix or tokenizers.tgt.prefix:
+    if has_target_tag or tokenizers.src.prefix_ids or tokenizers.tgt.prefix_ids:
         raise ModelError(
             f"format={export_format.value} does not support language tokens that nmt adds to "
             "source or target; use format=ctranslate2"

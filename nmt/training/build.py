@@ -129,7 +129,7 @@ def _check_bidirectional(data_info: DataInfo, tokenizers: Tokenizers) -> None:
             "bidirectional=true needs one vocabulary for both languages; preprocess with "
             "tokenizer.separate=false"
         )
-    if data_info.directions or tokenizers.src.prefix or tokenizers.tgt.prefix:
+    if data_info.directions or tokenizers.src.prefix_ids or tokenizers.tgt.prefix_ids:
         raise ConfigError(
             "bidirectional=true does not work with language tags; give both directions as corpora "
             "of nmt-preprocess instead"

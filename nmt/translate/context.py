@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from nmt.config import SEPARATORS, SearchConfig, require_valid
-from nmt.data.languages import Tags, encode_sources, find_separator
+from nmt.config import LINE_SEPARATORS, SearchConfig, require_valid
+from nmt.data.languages import Tags, encode_sources, find_line_separator
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.glossary import load_glossary
@@ -29,15 +29,15 @@ def check_context(context: int, tokenizer: Tokenizers) -> None:
     require_valid(0 <= context <= _MAX_CONTEXT, "context", context, f"must be 0 to {_MAX_CONTEXT}")
     if context and not find_common_separator(tokenizer):
         raise ConfigError(
-            f"context={context}: the model has no {SEPARATORS[0]}; train it on data that "
+            f"context={context}: the model has no {LINE_SEPARATORS[0]}; train it on data that "
             "nmt-preprocess prepared with data.context"
         )
 
 
 def find_common_separator(tokenizer: Tokenizers) -> str:
     """Return the separator of lines that both tokenizers have, or an empty text."""
-    separator = find_separator(tokenizer.src)
-    return separator if find_separator(tokenizer.tgt) == separator else ""
+    separator = find_line_separator(tokenizer.src)
+    return separator if find_line_separator(tokenizer.tgt) == separator else ""
 
 
 def translate_in_context(

@@ -19,8 +19,8 @@ from nmt.config import TooLong
 from nmt.data.languages import (
     Tags,
     encode_sources,
-    encode_starts,
     encode_tag,
+    encode_target_prefixes,
     split_tag,
     tag_lines,
 )
@@ -224,7 +224,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     tag_ids = encode_tag(tokenizer.tgt, tags.tgt)
     line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
-        line_prefixes = encode_starts(tokenizer.tgt, window.prefixes, tags.tgt)
+        line_prefixes = encode_target_prefixes(tokenizer.tgt, window.prefixes, tags.tgt)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):

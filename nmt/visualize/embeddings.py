@@ -103,7 +103,9 @@ def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -
 
 def _describe_neighbors(tokenizer: Tokenizer, vectors: Tensor, ids: list[int], word: str) -> str:
     """List the pieces that are nearest to the mean embedding of a word's pieces."""
-    num_prefix_ids = len(tokenizer.prefix)  # a language tag, which `encode` puts before each text
+    num_prefix_ids = len(
+        tokenizer.prefix_ids
+    )  # a language tag, which `encode` puts before each text
     word_ids = tokenizer.encode(word)[num_prefix_ids:]
     if not word_ids:
         raise ConfigError(f"words={word!r} has no text; give a word")

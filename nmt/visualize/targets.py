@@ -55,7 +55,7 @@ def encode_words(tokenizer: Tokenizer, words: list[str]) -> list[int]:
     """Return the ids of the pieces of words, each once, in the order of their first occurrence."""
     ids: dict[int, None] = {}
     for word in words:
-        ids.update(dict.fromkeys(tokenizer.encode(word)[len(tokenizer.prefix) :]))
+        ids.update(dict.fromkeys(tokenizer.encode(word)[len(tokenizer.prefix_ids) :]))
     return list(ids)
 
 
