@@ -318,7 +318,7 @@ def test_a_report_shows_what_the_commands_return(
         sources
     )
     assert test.scores == evaluate.evaluate(hypotheses, [references], force=True)
-    assert sum(length_bin.num_sentences for length_bin in test.lengths) == len(sources)
+    assert sum(length_bin.num_sentences for length_bin in test.length_bins) == len(sources)
     pairs = set(zip(sources, hypotheses, strict=True))
     sentences = test.worst + test.best
     assert {(sentence.source, sentence.hypothesis) for sentence in sentences} <= pairs

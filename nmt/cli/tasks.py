@@ -62,17 +62,23 @@ def average(config: AverageConfig) -> None:
 
 
 def _default_average_folder(config: AverageConfig) -> str:
-    """Return RUN/average, where RUN is `run_dir` or the run of all `checkpoints`."""
+    """Return the default output folder, which is `average` in the folder of the run.
+
+    The run is `run_dir`, or else the run of `checkpoints`. Raises `ConfigError` if these are not
+    all of one run, or if the folder exists already.
+    """
     if not config.checkpoints:
         return f"{config.run_dir}/average"
-    setting = f"checkpoints={','.join(config.checkpoints)}"
+    setting_and_value = f"checkpoints={','.join(config.checkpoints)}"
     parent = resolve_path(config.checkpoints[0]).parent
     have_one_parent = all(resolve_path(folder).parent == parent for folder in config.checkpoints)
     if not have_one_parent or parent.name != "checkpoints":
-        raise ConfigError(f"{setting}: the folders are not of one run; give output=FOLDER")
+        raise ConfigError(
+            f"{setting_and_value}: the folders are not of one run; give output=FOLDER"
+        )
     folder = os.path.relpath(parent.parent / "average")
     if resolve_path(folder).exists():
-        raise ConfigError(f"{setting}: {folder} exists already; give output=FOLDER")
+        raise ConfigError(f"{setting_and_value}: {folder} exists already; give output=FOLDER")
     return folder
 
 
@@ -90,8 +96,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     run_dir = resolve_path(config.run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
-        # if the folder is missing or is a file, `describe_folder_problem` returns that instead
-        problem = describe_folder_problem(run_dir, "is not a run folder (no config.yaml)")
+        problem = describe_folder_problem(run_dir, otherwise="is not a run folder (no config.yaml)")
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
         settings = read_run_config(run_dir)
@@ -119,7 +124,8 @@ def export(config: ExportConfig) -> None:
     output = config.output or _default_export_folder(config)
     export_model(folder, resolve_path(output), config)
     num_bytes = sum(path.stat().st_size for path in resolve_path(output).rglob("*"))
-    other_models = describe_other_models(resolve_path(config.model_dir), folder)
+    # such as "; not used: best (800 updates)"
+    note_on_other_models = describe_other_models(resolve_path(config.model_dir), folder)
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",
         folder,
@@ -127,11 +133,11 @@ def export(config: ExportConfig) -> None:
         config.format.value,
         config.quantization.value,
         num_bytes / 1e6,
-        other_models,
+        note_on_other_models,
     )
     if config.format is ExportFormat.ctranslate2:
         command = shell_command("translate", backend="ctranslate2", model_dir=output)
-        log.info("next: %s, or without nmt as its README.md shows", command)
+        log.info("next: %s; its README.md shows how to translate without nmt", command)
     elif config.format is ExportFormat.argos:
         [package] = resolve_path(output).glob("*.argosmodel")
         log.info("next: %s", shlex.join(["argospm", "install", str(package)]))
@@ -161,6 +167,9 @@ def import_model(config: ImportConfig) -> None:
 
     output = write_imported_model(config)
     info = load_info(output)
+    src_vocab_size = info.src_vocab_size
+    if src_vocab_size is None:  # source and target share a vocabulary
+        src_vocab_size = info.vocab_size
     log.info(
         "imported %s: %d+%d layers of %d dimensions, %s-norm, vocabularies of %d and %d pieces",
         config.input,
@@ -168,7 +177,7 @@ def import_model(config: ImportConfig) -> None:
         info.model.num_decoder_layers,
         info.model.d_model,
         info.model.norm.value,
-        info.src_vocab_size or info.vocab_size,  # None with a joint vocabulary
+        src_vocab_size,
         info.vocab_size,
     )
     log.info("next: %s", shell_command("translate", model_dir=config.output))

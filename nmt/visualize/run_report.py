@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 _NUM_WORST = 8  # number of worst sentences on the page
 _NUM_BEST = 4  # number of best sentences on the page
 _NUM_LENGTH_BINS = 5
-# the page counts intervals below this share of the median speed; its template says "70 %" too
+# An interval between two records is slow if its speed is below this share of the median speed. The
+# template of the page calls the share "70 %".
 _SLOW_SHARE = 0.7
 # size and upper left corner of the plot in a chart of 520 x 190 units
 _WIDTH = 448
@@ -55,9 +56,12 @@ def data_page(config: VisualizeConfig) -> str:
 
 
 def report_page(config: VisualizeConfig) -> str:
-    """Return the report of a run. Translates a test set for it if its data folder exists."""
+    """Return the report of a run.
+
+    If the data folder of the run is found, translates its test set, and reports the scores.
+    """
     if len(config.run_dir) != 1:
-        raise ConfigError("what=report is of one run; what=run compares several")
+        raise ConfigError("what=report shows a single run; use what=run to compare several")
     run_dir = resolve_path(config.run_dir[0])
     records = read_metrics(run_dir)
     settings = read_settings(run_dir)
@@ -95,7 +99,7 @@ def report_page(config: VisualizeConfig) -> str:
 
 
 def _find_data_dir(run_dir: Path, configured_dir: str, training_dir: str) -> Path | None:
-    """Return the data folder for the report: one with a report and the run's tokenizer, if any.
+    """Return the first data folder that has a report and the run's tokenizer, or None.
 
     Tries `configured_dir`, the setting of the user, and then `training_dir`, which the run was
     trained on. If `configured_dir` is only the default, `training_dir` comes first.
@@ -112,7 +116,7 @@ def _find_data_dir(run_dir: Path, configured_dir: str, training_dir: str) -> Pat
 
 
 def best_validations(records: Records) -> list[tuple[str, float, int]]:
-    """Return name, value and update of the best validation loss, perplexity and BLEU."""
+    """Return the best validation loss, perplexity and BLEU, each with its name and its update."""
     rows = []
     names = {"valid_loss": "loss", "valid_perplexity": "perplexity", "valid_bleu": "BLEU"}
     for key, name in names.items():
@@ -140,8 +144,8 @@ class Chart:
 def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
     """Draw the curves of a chart in the units of the page.
 
-    The x-axis ends at the last update. The y-axis ends at the highest value of all curves without
-    their first tenths. Returns None if the run has no metric of the chart.
+    The x-axis ends at the last update. The y-axis ends at the highest value of all curves; the
+    first tenth of each curve does not count. Returns None if the run has no metric of the chart.
     """
     curves = {}
     for key, label in metric_chart.labels.items():
@@ -154,7 +158,7 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
     highest = 0.0
     for updates, values in curves.values():
         last_update = max(last_update, updates[-1])
-        # higher values in the first tenth of a curve are drawn at the top of the plot
+        # `scale_y` draws higher values in the first tenth at the top of the plot
         highest = max([highest, *without_first_tenth(values)])
     if highest == 0:
         highest = 1.0  # `scale_y` divides by it
@@ -187,10 +191,12 @@ def round_values(end: float, max_steps: int) -> list[float]:
     """
     power = 10.0 ** math.floor(math.log10(end / max_steps))
     step = power
-    for factor in (2, 5, 10):  # finds the smallest step for which `max_steps` steps reach `end`
-        if step * max_steps < end:
-            step = factor * power
-    # a multiple of `step` may be divided to slightly less than a whole number
+    # find the smallest step for which `max_steps` steps reach `end`
+    for factor in (1, 2, 5, 10):
+        step = factor * power
+        if step * max_steps >= end:
+            break
+    # 1e-9, since quotients may be slightly too small, such as 0.3 / 0.1 = 2.9999999999999996
     num_steps = int(end / step + 1e-9)
     # 12 digits remove rounding errors, such as 0.30000000000000004
     return [float(f"{i * step:.12g}") for i in range(num_steps + 1)]
@@ -224,7 +230,7 @@ class TestResult:
 
     split: str
     scores: list[evaluate.Score]
-    lengths: list[LengthBin]
+    length_bins: list[LengthBin]
     worst: list[ScoredSentence]
     best: list[ScoredSentence]
     attention: list[PairAttention]  # attention of the sentences of `worst`, then `best`
@@ -239,8 +245,10 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
     sources: list[str] = []
     references: list[str] = []
     hypotheses: list[str] = []
-    # if directions have different tags, `Translator.attention` expects tags in its source lines
-    needs_tags = not any(translator.common_tags) and len(translator.directions) > 1
+    # if the directions of the model have different tags, `Translator.attention` expects the tag of
+    # the direction at the start of each source line
+    has_common_tags = any(translator.common_tags)
+    needs_tags = len(translator.directions) > 1 and not has_common_tags
     for text in read_held_out(data_dir, split):
         log.info("translating %d sentences of %s", len(text.sources), data_dir / f"{split}.src")
         direction = text.direction
@@ -258,19 +266,19 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
     sentences = rank_sentences(sources, references, hypotheses)
     worst = sentences[:_NUM_WORST]
     other_sentences = sentences[_NUM_WORST:]
-    best = other_sentences[::-1][:_NUM_BEST]  # the best one first
-    ranked_sentences = worst + best
-    tokenize = evaluate.choose_bleu_tokenizer(read_report(str(data_dir))["tgt_lang"])
+    best = other_sentences[::-1][:_NUM_BEST]  # the best sentence first
+    shown_sentences = worst + best
+    bleu_tokenizer = evaluate.choose_bleu_tokenizer(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
         # `force` accepts hypotheses that look tokenized, which a bad model may produce
-        scores=evaluate.evaluate(hypotheses, [references], tokenize=tokenize, force=True),
-        lengths=score_by_length(sentences, tokenize),
+        scores=evaluate.evaluate(hypotheses, [references], tokenize=bleu_tokenizer, force=True),
+        length_bins=score_by_length(sentences, bleu_tokenizer),
         worst=worst,
         best=best,
         attention=translator.attention(
-            [sentence.source for sentence in ranked_sentences],
-            [sentence.hypothesis for sentence in ranked_sentences],
+            [sentence.source for sentence in shown_sentences],
+            [sentence.hypothesis for sentence in shown_sentences],
         ),
     )
 
@@ -278,7 +286,7 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
 def rank_sentences(
     sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str]
 ) -> list[ScoredSentence]:
-    """Score each sentence on its own, and return the sentences, the worst one first."""
+    """Score each sentence on its own. Returns the sentences from the worst to the best."""
     metric = CHRF()
     sentences = []
     for i, hypothesis in enumerate(hypotheses):
@@ -287,8 +295,11 @@ def rank_sentences(
     return sorted(sentences, key=lambda sentence: sentence.chrf)
 
 
-def score_by_length(sentences: Sequence[ScoredSentence], tokenize: str) -> list[LengthBin]:
-    """Divide sentences by length into bins of equal size, and return the BLEU of each bin."""
+def score_by_length(sentences: Sequence[ScoredSentence], bleu_tokenizer: str) -> list[LengthBin]:
+    """Divide sentences by length into bins of equal size, and compute the BLEU of each bin.
+
+    `bleu_tokenizer` is the name of a tokenizer of sacreBLEU.
+    """
     ordered = sorted(sentences, key=lambda sentence: len(sentence.source.split()))
     bin_size = max(1, math.ceil(len(ordered) / _NUM_LENGTH_BINS))
     bins = []
@@ -301,13 +312,13 @@ def score_by_length(sentences: Sequence[ScoredSentence], tokenize: str) -> list[
             num_words = str(shortest)
         hypotheses = [sentence.hypothesis for sentence in bin_sentences]
         references = [sentence.reference for sentence in bin_sentences]
-        bleu = evaluate.bleu(hypotheses, [references], tokenize=tokenize)
+        bleu = evaluate.bleu(hypotheses, [references], tokenize=bleu_tokenizer)
         bins.append(LengthBin(num_words, len(bin_sentences), bleu))
     return bins
 
 
 def summarize_speed(records: Records) -> dict[str, Any]:
-    """Return the values of the section on speed, by their names in the template."""
+    """Return the values of the section on speed, keyed by their names in the template."""
     updates, speeds = read_curve(records, "tokens_per_second")
     median = 0.0
     slowest_update = None
