@@ -23,7 +23,7 @@ from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import load_tokenizers
 from nmt.errors import ConfigError
 from nmt.preprocess import chunks
-from nmt.translate.context import add_context, take_last
+from nmt.translate.context import add_context, select_last_lines
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
@@ -162,7 +162,8 @@ def test_the_translation_of_the_last_line_is_cut_out_at_separators() -> None:
     for text, num_lines, expected_text in cases:
         for finished in (True, False):
             result = LineResult([Translation(text, 0.0, 0.0, [], finished)])
-            translation = take_last(result, num_lines, "<sep>")
+            groups = [["x"] * num_lines]
+            [translation] = select_last_lines([result], groups, "<sep>", [""])
             is_taken = expected_text is not None and (finished or num_lines == 1)
             expected = expected_text if is_taken else None
             assert (translation and translation.text) == expected, (text, num_lines)

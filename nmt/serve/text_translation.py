@@ -26,7 +26,8 @@ from nmt.translate.context import (
     find_common_separator,
     join_lines,
     recase_groups,
-    take_last,
+    replace_missing,
+    select_last_lines,
 )
 from nmt.translate.results import LineResult
 from nmt.translate.windows import Window
@@ -221,7 +222,7 @@ class TextTranslator:
 
         def prepare_groups() -> tuple[list[list[str]], list[str]]:
             """Recase the groups, and drop context that is too long."""
-            recased_groups, cases = recase_groups(groups, search)
+            recased_groups, case_names = recase_groups(groups, search)
             short_groups = drop_long_context(
                 recased_groups,
                 direction.translator.tokenizer,
@@ -229,11 +230,11 @@ class TextTranslator:
                 max_source_length=self._config.max_source_length,
                 hints=search.hints,
             )
-            return short_groups, cases
+            return short_groups, case_names
 
-        short_groups, cases = await call_in_thread_if_long(sentences, prepare_groups)
+        short_groups, case_names = await call_in_thread_if_long(sentences, prepare_groups)
         return await self._search_in_context(
-            context, direction, short_groups, cases, options, separator=separator
+            context, direction, short_groups, case_names, options, separator=separator
         )
 
     async def _search_in_context(
@@ -241,30 +242,27 @@ class TextTranslator:
         context: RequestContext,
         direction: Direction,
         groups: Sequence[Sequence[str]],
-        cases: Sequence[str],
+        case_names: Sequence[str],
         options: TranslationOptions,
         *,
         separator: str,
     ) -> list[LineResult]:
         """Search each group as one line, and return the result of its last sentence.
 
-        `groups` and `cases` are as `recase_groups` returns them. If the translation of a group
+        `groups` and `case_names` are as `recase_groups` returns them. If the translation of a group
         cannot be divided, the sentence is searched without context.
         """
         lines = join_lines(groups, separator)
         group_results = await self._search(context, direction, lines, options, recase=False)
-        results = []
-        for result, group, case in zip(group_results, groups, cases, strict=True):
-            results.append(take_last(result, len(group), separator, case))
-        retried = [i for i, result in enumerate(results) if result is None]
-        if retried:
-            sentences = [groups[i][-1] for i in retried]
-            single_results = await self._search(
+        last_results = select_last_lines(group_results, groups, separator, case_names)
+        retried_indices = [i for i, result in enumerate(last_results) if result is None]
+        retried_results: list[LineResult] = []
+        if retried_indices:
+            sentences = [groups[i][-1] for i in retried_indices]
+            retried_results = await self._search(
                 context, direction, sentences, options, recase=False
             )
-            for i, result in zip(retried, single_results, strict=True):
-                results[i] = take_last(result, 1, separator, cases[i])
-        return list(filter(None, results))  # every sentence has a result now
+        return replace_missing(last_results, retried_results, separator, case_names)
 
     async def _search(
         self,

@@ -24,40 +24,44 @@ WindowResults = Iterator[tuple[Window, list[LineResult]]]
 _MAX_CONTEXT = 100  # lines
 
 
-def check_context(context: int, tokenizer: Tokenizers) -> None:
+def check_context(context: int, tokenizers: Tokenizers) -> None:
     """Raise a `ConfigError` if a model cannot read `context` lines before each line."""
     require_valid(0 <= context <= _MAX_CONTEXT, "context", context, f"must be 0 to {_MAX_CONTEXT}")
-    if context and not find_common_separator(tokenizer):
+    if context and not find_common_separator(tokenizers):
         raise ConfigError(
             f"context={context}: the model has no {LINE_SEPARATORS[0]}; train it on data that "
             "nmt-preprocess prepared with data.context"
         )
 
 
-def find_common_separator(tokenizer: Tokenizers) -> str:
+def find_common_separator(tokenizers: Tokenizers) -> str:
     """Return the separator of lines that both tokenizers have, or an empty text."""
-    separator = find_line_separator(tokenizer.src)
-    return separator if find_line_separator(tokenizer.tgt) == separator else ""
+    src_separator = find_line_separator(tokenizers.src)
+    tgt_separator = find_line_separator(tokenizers.tgt)
+    return src_separator if src_separator == tgt_separator else ""
 
 
 def translate_in_context(
     windows: Iterable[Window],
     translate_windows: Callable[[Iterable[Window], SearchConfig, LineOptions], WindowResults],
-    tokenizer: Tokenizers,
+    tokenizers: Tokenizers,
     config: SearchConfig,
     options: LineOptions,
 ) -> WindowResults:
     """Translate each line together with the `options.context` lines before it.
 
-    If that fails, translates the line without context. `translate_windows` translates without
-    context.
+    If that fails, translates the line without context. `translate_windows` is a function that
+    translates each line of windows on its own.
     """
-    separator = find_common_separator(tokenizer)
-    line_options = replace(options, context=0, recase=False)  # `recase_groups` recases
+    separator = find_common_separator(tokenizers)
+    # `recase_groups` already recases the lines
+    line_options = replace(options, context=0, recase=False)
 
     def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
+        """Translate `lines`, with the other attributes of `window`."""
         window = replace(window, lines=lines)
-        [(_, results)] = translate_windows([window], config, line_options)
+        translated_windows = list(translate_windows([window], config, line_options))
+        [(_, results)] = translated_windows  # a single window
         return results
 
     for window in windows:
@@ -67,41 +71,40 @@ def translate_in_context(
             copy_symbols=options.copy_symbols,
             protect=config.protect,
         )
-        cases = [""] * len(groups)
+        case_names = [""] * len(groups)
         if options.recase:
-            groups, cases = recase_groups(groups, config)
+            groups, case_names = recase_groups(groups, config)
         groups = drop_long_context(
             groups,
-            tokenizer,
+            tokenizers,
             options.tags,
             max_source_length=options.max_source_length,
             hints=config.hints,
         )
         group_results = translate_lines(window, join_lines(groups, separator))
-        results = []
-        for result, group, case in zip(group_results, groups, cases, strict=True):
-            results.append(take_last(result, len(group), separator, case))
-        retried = [i for i, result in enumerate(results) if result is None]
-        retried_results = translate_lines(window, [groups[i][-1] for i in retried])
-        for i, result in zip(retried, retried_results, strict=True):
-            results[i] = take_last(result, 1, separator, cases[i])
-        yield window, list(filter(None, results))  # every line has a result now
+        last_results = select_last_lines(group_results, groups, separator, case_names)
+        retried_indices = [i for i, result in enumerate(last_results) if result is None]
+        retried_lines = [groups[i][-1] for i in retried_indices]
+        retried_results = translate_lines(window, retried_lines)
+        yield window, replace_missing(last_results, retried_results, separator, case_names)
 
 
 def add_context(
     window: Window, context: int, *, copy_symbols: bool = True, protect: bool = False
 ) -> list[list[str]]:
-    """Return for each line of the window a group: up to `context` lines before it, and the line.
+    """Return a group of lines for each line of the window: up to `context` lines before it, and it.
 
-    Context does not reach beyond an empty line. Lines that are copied instead of translated get no
-    context; see `LineOptions` for `copy_symbols` and `protect`.
+    Context does not reach beyond an empty line. With `copy_symbols`, lines without words are copied
+    instead of translated and get no context. With `protect`, placeholders and tags do not count as
+    words.
     """
     lines = [*window.context, *window.lines]
     groups = []
     for i in range(len(window.context), len(lines)):
         start = i
         is_empty = not lines[i].strip()
-        if not is_empty and not (copy_symbols and is_copied(lines[i], protect=protect)):
+        is_untranslated = copy_symbols and is_copied(lines[i], protect=protect)
+        if not is_empty and not is_untranslated:
             earliest_start = max(i - context, 0)
             while start > earliest_start and lines[start - 1].strip():
                 start -= 1
@@ -112,28 +115,29 @@ def add_context(
 def recase_groups(
     groups: Sequence[Sequence[str]], search: SearchConfig
 ) -> tuple[list[list[str]], list[str]]:
-    """Return the groups in ordinary case, and for each group the case of its last line.
+    """Return the groups in ordinary case, and for each group the name of the case of its last line.
 
-    `take_last` applies the case to the translation. See `nmt.translate.recasing`.
+    The name is a key of `nmt.data.perturb.CASES`, or "" for ordinary case. `select_last_lines`
+    applies the case to the translation. See `nmt.translate.recasing`.
     """
-    terms = load_glossary(tuple(search.glossary))
+    glossary = load_glossary(tuple(search.glossary))
     recased_groups = []
-    cases = []
+    case_names = []
     for group in groups:
         recased_lines = []
         for line in group:
-            case = choose_case(line, protect=search.protect)
-            if case:
-                line = terms.keep_case(line, to_sentence_case(line))
+            case_name = choose_case(line, protect=search.protect)
+            if case_name:
+                line = glossary.keep_case(line, to_sentence_case(line))
             recased_lines.append(line)
         recased_groups.append(recased_lines)
-        cases.append(case)
-    return recased_groups, cases
+        case_names.append(case_name)  # of the last line
+    return recased_groups, case_names
 
 
 def drop_long_context(
     groups: Sequence[Sequence[str]],
-    tokenizer: Tokenizers,
+    tokenizers: Tokenizers,
     tags: Tags,
     *,
     max_source_length: int,
@@ -141,16 +145,17 @@ def drop_long_context(
 ) -> list[list[str]]:
     """Reduce each group with more than `max_source_length` tokens to its last line.
 
-    The tokens of `hints` (see `SearchConfig.hints`) and EOS count, too.
+    The tokens of `hints` (see `SearchConfig.hints`) and EOS are counted, too.
     """
     glossary = load_glossary(tuple(hints))
-    lines = join_lines(groups, find_common_separator(tokenizer))
+    lines = join_lines(groups, find_common_separator(tokenizers))
     hinted_lines = [glossary.add_hints(line) for line in lines]
-    group_ids = encode_sources(tokenizer.src, hinted_lines, tags)
+    group_ids = encode_sources(tokenizers.src, hinted_lines, tags)
     short_groups = []
     for group, ids in zip(groups, group_ids, strict=True):
         num_tokens = len(ids) + 1  # with EOS
-        short_groups.append(list(group[-1:] if num_tokens > max_source_length else group))
+        is_too_long = num_tokens > max_source_length
+        short_groups.append([group[-1]] if is_too_long else list(group))
     return short_groups
 
 
@@ -159,25 +164,69 @@ def join_lines(groups: Sequence[Sequence[str]], separator: str) -> list[str]:
     return [f" {separator} ".join(group) for group in groups]
 
 
-def take_last(
-    result: LineResult, num_lines: int, separator: str, case: str = ""
-) -> LineResult | None:
-    """Return the result of the last line, given the `result` of a group of `num_lines` lines.
+def select_last_lines(
+    results: Sequence[LineResult],
+    groups: Sequence[Sequence[str]],
+    separator: str,
+    case_names: Sequence[str],
+) -> list[LineResult | None]:
+    """Return the result of the last line of each group, given the `results` of the groups.
 
-    The text of the last line gets the `case` that `recase_groups` returned. Returns None if the
-    translation of several lines failed, is unfinished, has a wrong number of separators, or has no
-    text after the last separator. A group of one line always has a result, without separators.
+    The text of a last line gets its case in `case_names`, see `recase_groups`. The result of a
+    group of several lines is None if its translation failed, is unfinished, has a wrong number of
+    separators, or has no text after the last separator.
     """
+    last_results: list[LineResult | None] = []
+    for result, group, case_name in zip(results, groups, case_names, strict=True):
+        if len(group) == 1:
+            last_results.append(finish_line(result, separator, case_name))
+        else:
+            last_results.append(_select_last_line(result, len(group), separator, case_name))
+    return last_results
+
+
+def replace_missing(
+    results: Sequence[LineResult | None],
+    retried_results: Sequence[LineResult],
+    separator: str,
+    case_names: Sequence[str],
+) -> list[LineResult]:
+    """Return `results` with the next of `retried_results` instead of each None.
+
+    `retried_results` are the results of the same lines without context.
+    """
+    retried = iter(retried_results)
+    complete_results = []
+    for result, case_name in zip(results, case_names, strict=True):
+        if result is None:
+            result = finish_line(next(retried), separator, case_name)
+        complete_results.append(result)
+    return complete_results
+
+
+def finish_line(result: LineResult, separator: str, case_name: str = "") -> LineResult:
+    """Remove separators from the result of a line without context, and apply its case."""
     if result.error is not None:
-        return result if num_lines == 1 else None
-    best = result.translations[0]
+        return result
     texts = [text.strip() for text in result.text.split(separator)]
-    if num_lines == 1:
-        last_text = " ".join(filter(None, texts))
-    elif len(texts) == num_lines and texts[-1] and best.finished:
-        last_text = texts[-1]
-    else:
+    return _replace_text(result, " ".join(filter(None, texts)), case_name)
+
+
+def _select_last_line(
+    result: LineResult, num_lines: int, separator: str, case_name: str
+) -> LineResult | None:
+    """Return the result of the last of several lines; see `select_last_lines`."""
+    if result.error is not None or not result.translations[0].finished:
         return None
-    if case:
-        last_text = apply_case(last_text, case)
-    return replace(result, translations=[replace(best, text=last_text)])
+    texts = [text.strip() for text in result.text.split(separator)]
+    if len(texts) != num_lines or not texts[-1]:
+        return None
+    return _replace_text(result, texts[-1], case_name)
+
+
+def _replace_text(result: LineResult, text: str, case_name: str) -> LineResult:
+    """Return the result with the text, in the case of this name, as its only translation."""
+    if case_name:
+        text = apply_case(text, case_name)
+    best = result.translations[0]
+    return replace(result, translations=[replace(best, text=text)])

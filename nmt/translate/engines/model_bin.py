@@ -23,6 +23,7 @@ from nmt.export.ctranslate2 import build_spec
 from nmt.runtime.reading import open_regular
 
 _BINARY_VERSION = 6
+_SPEC_NAME = "TransformerSpec"
 _TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")  # by code, from 0 to 5
 _TYPE_BYTES = (4, 1, 2, 4, 2, 2)  # size of a number of each type
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
@@ -59,9 +60,12 @@ def read_variables(file: BinaryIO) -> dict[str, Variable]:
     """
     num_bytes = os.fstat(file.fileno()).st_size
     version = _read_number(file, "<I")
-    name = _read_text(file)
-    if version != _BINARY_VERSION or name != "TransformerSpec":
-        raise ValueError(f"it has version {version} of {name[:40]!r}")
+    spec_name = _read_text(file)
+    if version != _BINARY_VERSION or spec_name != _SPEC_NAME:
+        raise ValueError(
+            f"it is {spec_name[:40]!r} in version {version}, instead of {_SPEC_NAME!r} in version "
+            f"{_BINARY_VERSION}"
+        )
     _read_number(file, "<I")  # the revision, which CTranslate2 checks
     variables = {}
     for _ in range(_read_count(file)):
@@ -82,12 +86,12 @@ def read_variables(file: BinaryIO) -> dict[str, Variable]:
         variables[name] = Variable(shape, _TYPES[type_code], value)
     for _ in range(_read_count(file)):  # aliases, such as of shared embeddings
         alias = _read_text(file)
-        name = _read_text(file)
-        if name not in variables or not variables[name].shape:
+        aliased_name = _read_text(file)
+        if aliased_name not in variables or not variables[aliased_name].shape:
             raise ValueError(f"{alias[:_MAX_NAME_CHARACTERS]!r} refers to no tensor")
-        variables[alias] = variables[name]
-        if f"{name}_scale" in variables:
-            variables[f"{alias}_scale"] = variables[f"{name}_scale"]
+        variables[alias] = variables[aliased_name]
+        if f"{aliased_name}_scale" in variables:
+            variables[f"{alias}_scale"] = variables[f"{aliased_name}_scale"]
     return variables
 
 
@@ -107,8 +111,9 @@ def _read_count(file: BinaryIO) -> int:
 
 
 def _read_text(file: BinaryIO) -> str:
-    """Read a text, which is stored as its length, the text and a NUL byte."""
-    text = file.read(_read_number(file, "<H"))
+    """Read a text, which is stored as its number of bytes, the text and a NUL byte."""
+    num_bytes = _read_number(file, "<H")  # with the NUL byte
+    text = file.read(num_bytes)
     if not text.endswith(b"\0"):
         raise ValueError("a name has no end")
     return text[:-1].decode("utf-8")
@@ -119,12 +124,12 @@ def _check_variables(
 ) -> None:
     """Raise `ValueError` unless these are the variables of the architecture of a model."""
     if info.model.positions.is_added_to_embeddings:
-        # Checked first: a damaged `max_positions` could let `build_spec` build a huge table
+        # checked first, since `build_spec` would build a huge table for a damaged `max_positions`
         table = variables.get("encoder/position_encodings/encodings")
         if table is None or table.shape != (max_positions, info.model.d_model):
             raise ValueError(f"it has no table of {max_positions} positions")
-        # `build_spec` makes the table with `max_positions` rows. Learned positions have the same
-        # shape and need no sinusoids; the model itself needs only one position.
+        # `build_spec` repeats the last learned position until the table has `max_positions` rows.
+        # Thus a model with one learned position gives the shape of the table without computing it.
         model = replace(info.model, positions=Positions.learned, num_positions=1, position_offset=0)
         info = replace(info, model=model)
     state = build_model(info, None, torch.device("cpu")).state_dict()
