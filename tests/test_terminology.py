@@ -36,7 +36,7 @@ from nmt.data.terminology import (
     check_hint_symbols,
     remove_hints,
 )
-from nmt.data.tokenizer import LANGUAGE, Tokenizer
+from nmt.data.tokenizer import LANGUAGE_PATTERN, Tokenizer
 from nmt.data.vocabulary import train_tokenizer, train_tokenizers
 from nmt.data.word_alignment import WordAligner
 from nmt.errors import ConfigError, DataError
@@ -119,8 +119,8 @@ def test_vocabularies_that_cannot_separate_the_symbols_are_refused() -> None:
     tokenizer = train_tokenizers(PreprocessConfig(tokenizer=words), lambda side: ["a dog"])
     with pytest.raises(ConfigError, match=r"glossary_mode=soft needs .*type=bpe or unigram$"):
         check_hint_symbols("glossary_mode=soft", tokenizer.src)
-    assert not any(LANGUAGE.fullmatch(symbol) for symbol in SYMBOLS)
-    assert LANGUAGE.fullmatch("__en__")
+    assert not any(LANGUAGE_PATTERN.fullmatch(symbol) for symbol in SYMBOLS)
+    assert LANGUAGE_PATTERN.fullmatch("__en__")
 
 
 def test_training_pairs_get_hints_of_their_aligned_words(hint_tokenizer: Tokenizer) -> None:

@@ -222,7 +222,7 @@ def test_lines_too_long_to_train_on_are_counted(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         long = ["ü " * 21_845, "ü " * 21_845 + "u", "ü " * 21_846]
         train_tokenizer([*sentences(200), *long], tokenizer_config())
-    assert "without 1 of 203 sentences, longer than 65536 bytes" in caplog.text
+    assert "not trained on 1 of 203 sentences, which have more than 65536 bytes" in caplog.text
     caplog.clear()
     train_tokenizer(sentences(200), tokenizer_config())
     assert not caplog.text

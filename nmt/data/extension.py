@@ -22,13 +22,13 @@ import sentencepiece
 
 from nmt.config import PreprocessConfig, TokenizerConfig
 from nmt.data.tokenizer import (
-    UNUSED_PREFIX,
     MappedTokenizer,
     Tokenizer,
     TokenizerPair,
     Tokenizers,
     Vocabulary,
     open_model,
+    unused_piece,
 )
 from nmt.data.vocabulary import (
     ModelProto,
@@ -74,7 +74,7 @@ def extend_tokenizers(
         tgt = _Extension(tokenizers.tgt, tgt_symbols)
         tgt.learn(read_side("tgt"), config.tokenizer)
     multiple = config.tokenizer.vocab_multiple
-    if tokenizers.src.vocabulary is None:
+    if not tokenizers.src.is_imported:
         new_src = pad_vocabulary(Tokenizer(src.model), multiple)
         if isinstance(tokenizers, Tokenizer):
             return new_src
@@ -99,7 +99,8 @@ def _extend_mapped(
     assert tokenizer.vocabulary is not None
     pieces = [*tokenizer.vocabulary.pieces, *new_pieces]
     num_unused = -len(pieces) % multiple
-    pieces += [f"{UNUSED_PREFIX}{len(pieces) + i}>" for i in range(num_unused)]
+    size = len(pieces) + num_unused
+    pieces += [unused_piece(token) for token in range(len(pieces), size)]
     vocabulary: Vocabulary = replace(tokenizer.vocabulary, pieces=pieces)
     return MappedTokenizer(model, vocabulary, tokenizer.prefix_ids)
 

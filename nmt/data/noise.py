@@ -5,8 +5,8 @@ seed, the number of the update and the index of the pair. So they are the same f
 ranks, and after resuming.
 """
 
-# Shapes, without EOS: N source tokens, T of them after the prefix, K of these that are kept,
-# M target tokens, V vocabulary size
+# In shapes: V vocabulary size; numbers of tokens without EOS: N in the source, T in the source
+# without its prefix, K of these T that are not dropped, M in the target
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TokenNoise:
         self.src_separator_id = _find_separator_id(tokenizers.src)
         self.tgt_separator_id = _find_separator_id(tokenizers.tgt)
         src_ids = {piece: i for i, piece in enumerate(tokenizers.src.all_pieces())}
-        # -1 for a symbol that the vocabulary lacks
+        # ids of the symbols of hints, see `_mark_hints`; -1 for a symbol that the vocabulary lacks
         self.hint_ids = [src_ids.get(symbol, -1) for symbol in (SOURCE, TARGET, DONE)]
         # ids that stay unchanged at the start of a side
         self.src_prefixes = [tokenizers.src.prefix_ids]
@@ -75,11 +75,14 @@ class TokenNoise:
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
+        # N columns instead of T, so that the random numbers of the target do not depend on the
+        # length of the prefix
         src_draws = rng.random((3, len(src_ids)))
         src_prefix_length = find_prefix_length(src_ids, self.src_prefixes)
         src_prefix = src_ids[:src_prefix_length]
         text_ids = src_ids[src_prefix_length:]  # (T,)
-        noisy_src = np.concatenate([src_prefix, self._add_source_noise(text_ids, src_draws)])
+        text_draws = src_draws[:, : len(text_ids)]  # (3, T)
+        noisy_src = np.concatenate([src_prefix, self._add_source_noise(text_ids, text_draws)])
         noisy_tgt = np.array(tgt)  # (M,)
         tgt_prefix_length = find_prefix_length(noisy_tgt, self.tgt_prefixes)
         is_replaced = rng.random(len(noisy_tgt)) < self.config.word_dropout  # (M,)
@@ -91,12 +94,13 @@ class TokenNoise:
     def _add_source_noise(self, ids: Any, draws: Floats) -> Any:
         """Drop tokens of `ids` (T,), replace others by UNK, and move the remaining ones.
 
-        `draws` (3, N) are uniform random numbers from 0 to 1: a row for dropping, one for masking
-        and one for moving. The last N - T columns are not used.
+        `draws` (3, T) are uniform random numbers from 0 to 1: one row for dropping, one for masking
+        and one for moving. `config.drop` and `config.mask` are probabilities; `config.swap` is the
+        largest distance that a token moves.
         """
-        drop_draws = draws[0, : len(ids)]
-        mask_draws = draws[1, : len(ids)]
-        move_draws = draws[2, : len(ids)]
+        drop_draws = draws[0]
+        mask_draws = draws[1]
+        move_draws = draws[2]
         is_separator = ids == self.src_separator_id
         is_fixed = is_separator | self._mark_hints(ids)  # (T,), tokens without noise
         is_kept = self._choose_kept_tokens(is_fixed, drop_draws)
@@ -114,35 +118,35 @@ class TokenNoise:
         """
         source_id, target_id, done_id = self.hint_ids
         num_begun = (ids == target_id).cumsum()  # (T,), number of TARGET up to each position
-        num_done = (ids == done_id).cumsum()
+        num_done = (ids == done_id).cumsum()  # (T,), number of DONE up to each position
         is_in_target = num_begun > num_done  # includes the symbol TARGET
         return is_in_target | (ids == source_id) | (ids == done_id)
 
     def _choose_kept_tokens(self, is_fixed: Any, drop_draws: Floats) -> Any:
-        """Return a mask (T,) of the tokens to keep: the fixed ones, and some of the others.
+        """Return a mask (T,) of the tokens to keep: all fixed tokens, and some of the free tokens.
 
-        Keeps at least one token that is not fixed, if there is any.
+        Keeps at least one free token, if there is any.
         """
         is_kept = is_fixed | (drop_draws >= self.config.drop)
-        has_text = not is_fixed.all()
-        keeps_text = not is_fixed[is_kept].all()
-        if has_text and not keeps_text:  # keep the token with the largest draw
-            text_draws = np.where(is_fixed, -1, drop_draws)
-            is_kept[text_draws.argmax()] = True
+        has_free_token = not is_fixed.all()
+        keeps_free_token = not is_fixed[is_kept].all()
+        if has_free_token and not keeps_free_token:  # keep the free token with the largest draw
+            free_draws = np.where(is_fixed, -1, drop_draws)
+            is_kept[free_draws.argmax()] = True
         return is_kept
 
 
 def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Tokens
-    do not move past a fixed token: its key is larger by the limit of the noise, and the keys after
-    it are larger by twice the limit.
+    The sort key of a token is its position plus noise from 0 to below `max_distance` + 1. Each
+    fixed token is a segment of its own, and so are the tokens between two fixed tokens. From one
+    segment to the next, the noise grows by `max_distance` + 1: no token moves to another segment.
     """
-    # with a separator between two lines: 0 in the first line, 1 at the separator, 2 in the second
+    # for example, a separator between two lines of two tokens: 0 0 1 2 2
     segment_indices = 2 * is_fixed.cumsum() - is_fixed
-    noise_limit = max_distance + 1
-    sort_keys = np.arange(len(draws)) + (draws + segment_indices) * noise_limit
+    noise_range = max_distance + 1
+    sort_keys = np.arange(len(draws)) + (draws + segment_indices) * noise_range
     return np.argsort(sort_keys, kind="stable")
 
 
@@ -202,11 +206,10 @@ class WordSegmenter:
         self.alpha = alpha
         self.pieces = tokenizer.all_pieces()
         proto = read_proto(tokenizer.model)
-        model_type = proto.trainer_spec.model_type
-        trainer_spec = ModelProto().trainer_spec
-        self.is_bpe = model_type == trainer_spec.BPE
-        is_supported = self.is_bpe or model_type == trainer_spec.UNIGRAM
-        if not is_supported or tokenizer.vocabulary is not None:
+        trainer_spec = proto.trainer_spec
+        self.is_bpe = trainer_spec.model_type == trainer_spec.BPE
+        is_supported = self.is_bpe or trainer_spec.model_type == trainer_spec.UNIGRAM
+        if not is_supported or tokenizer.is_imported:
             raise ConfigError(
                 f"subword_sampling={alpha}: needs a bpe or unigram tokenizer, and no imported "
                 "vocabulary"
@@ -229,8 +232,8 @@ class WordSegmenter:
         array: Any = np.asarray(ids)
         is_start = self.begins_word[array]  # (N,)
         is_start[:1] = True  # a slice, since there may be no ids
-        follows_symbol = self.is_symbol[array[:-1]]  # (N - 1,), for all ids but the first
-        is_start[1:] |= follows_symbol
+        previous_ids = array[:-1]  # (N - 1,), of all ids but the first
+        is_start[1:] |= self.is_symbol[previous_ids]
         word_starts = np.flatnonzero(is_start).tolist()
         variants = rng.integers(_SEGMENTATIONS_PER_WORD, size=len(word_starts)).tolist()
         id_list = array.tolist()
@@ -241,7 +244,7 @@ class WordSegmenter:
         return np.array(new_ids, dtype=array.dtype)
 
     def _segment_word(self, variant: int, ids: tuple[int, ...]) -> list[int]:
-        """Return the ids of the random segmentation number `variant` of a word."""
+        """Return the ids of a word in its random segmentation with the number `variant`."""
         if self.is_symbol[ids[0]]:
             return list(ids)
         text = "".join(self.pieces[i] for i in ids)
@@ -253,7 +256,7 @@ class WordSegmenter:
         return [self.ids[piece] for piece in pieces]
 
     def _draw_merges(self, text: str, rng: Random) -> list[str]:
-        """Merge characters to pieces, skipping merges at random.
+        """Merge characters into pieces, and skip merges at random.
 
         Each step applies the merge with the highest score, the leftmost among equals. Returns an
         empty list if a character is not in the vocabulary.
@@ -286,7 +289,9 @@ class WordSegmenter:
         last_probabilities: dict[int, list[float]] = {}  # probabilities of these starts
         for end in range(1, len(text) + 1):
             starts = []
-            log_weights = []  # for each start, of all segmentations whose last piece starts there
+            # for each start, the log of the summed weights of the segmentations of text[:end] whose
+            # last piece is text[start:end]
+            log_weights = []
             for start in range(max(0, end - self.max_piece_length), end):
                 piece = text[start:end]
                 if start in log_sums and piece in self.scores:

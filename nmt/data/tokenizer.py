@@ -33,12 +33,21 @@ VOCABULARY = "tokenizer.vocab.json"
 SRC_VOCABULARY = "tokenizer.src.vocab.json"
 TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 
-LANGUAGE = re.compile(r"__(?!(?:source|target|done)__)(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
+LANGUAGE_PATTERN = re.compile(r"__(?!(?:source|target|done)__)(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
 """Pieces for languages in M2M100 (`__en__`) and NLLB (`eng_Latn`). Does not match the symbols of
 hints, such as `__source__`.
 """
-UNUSED_PREFIX = "<unused "
-"""The pieces of unused ids begin with this text. Unused ids round the size of a vocabulary up."""
+_UNUSED_PREFIX = "<unused "  # start of the names of `unused_piece`
+
+
+def unused_piece(token: int) -> str:
+    """Return the piece of an id that no text has. Such ids round up the size of a vocabulary."""
+    return f"{_UNUSED_PREFIX}{token}>"
+
+
+def is_unused_piece(piece: str) -> bool:
+    """Return whether a piece is a result of `unused_piece`."""
+    return piece.startswith(_UNUSED_PREFIX)
 
 
 class Tokenizer:
@@ -65,7 +74,7 @@ class Tokenizer:
         prefix_ids: Sequence[int] = (),
     ) -> None:
         self.model = model
-        self.vocabulary = vocabulary  # None: the ids are SentencePiece's
+        self.vocabulary = vocabulary  # see `is_imported`
         self.prefix_ids = list(prefix_ids)
         self.src = self
         self.tgt = self
@@ -171,10 +180,15 @@ class Tokenizer:
         """Return the vocabulary. Piece i has the id i."""
         return self._pieces
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether the ids are those of an imported `vocabulary`, and not SentencePiece's."""
+        return self.vocabulary is not None
+
     @functools.cached_property
     def unused_ids(self) -> list[int]:
         """Ids that no text has: they only round up the size of the vocabulary."""
-        return [i for i, piece in enumerate(self._pieces) if piece.startswith(UNUSED_PREFIX)]
+        return [i for i, piece in enumerate(self._pieces) if is_unused_piece(piece)]
 
     @property
     def used_size(self) -> int:
@@ -222,7 +236,9 @@ class Vocabulary:
         """Ids of the language pieces of a model that reads one before every source and target."""
         if not self.src_prefix or not self.tgt_prefix:
             return {}
-        return {piece: i for i, piece in enumerate(self.pieces) if LANGUAGE.fullmatch(piece)}
+        return {
+            piece: i for i, piece in enumerate(self.pieces) if LANGUAGE_PATTERN.fullmatch(piece)
+        }
 
 
 class MappedTokenizer(Tokenizer):

@@ -20,14 +20,14 @@ from sentencepiece import sentencepiece_model_pb2
 from nmt.config import WORD_TYPES, PreprocessConfig, TokenizerConfig, resolve_path
 from nmt.data.languages import corpus_direction
 from nmt.data.tokenizer import (
-    LANGUAGE,
-    UNUSED_PREFIX,
+    LANGUAGE_PATTERN,
     Tokenizer,
     TokenizerPair,
     Tokenizers,
     find_tokenizers,
     load_tokenizers,
     read_model,
+    unused_piece,
 )
 from nmt.data.word_vocabulary import train_word_tokenizer
 from nmt.errors import ConfigError, DataError, NmtError, to_one_line
@@ -40,13 +40,19 @@ PAD = 0
 UNK = 1
 BOS = 2
 EOS = 3
-_CONTROL_IDS: dict[str, Any] = {"pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS}
+# options of SentencePiece's trainer
+_CONTROL_ID_OPTIONS: dict[str, Any] = {
+    "pad_id": PAD,
+    "unk_id": UNK,
+    "bos_id": BOS,
+    "eos_id": EOS,
+}
 _MAX_SENTENCE_BYTES = 1 << 16
 _NUM_THREADS = 16  # not the number of cores, since unigram models depend on the number of threads
 # error messages of SentencePiece
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
-_CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+_CONTROL_PIECES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # of `load_with_symbols`, by role
 ReadSide = Callable[[Literal["src", "tgt"]], Iterable[str]]
 """A function that yields the sentences of one side of the text."""
 _DEFAULT_VOCAB_SIZE = 37_000  # the size in the paper
@@ -78,17 +84,18 @@ def _train_with_suitable_size(
 ) -> Tokenizer:
     """Train a model. Without `vocab_size`, use the default size, or a smaller one for a small text.
 
-    `read` is called once for each attempt. Gowda and May (2020) find that about 8,000 pieces are
+    `read` is called once for each training. Gowda and May (2020) find that about 8,000 pieces are
     best for small corpora.
     """
     if config.type in WORD_TYPES:
-        return train_word_tokenizer(read(), config, symbols, _CONTROL_IDS)
+        return train_word_tokenizer(read(), config, symbols, _CONTROL_ID_OPTIONS)
     if config.vocab_size is not None:
         return train_tokenizer(read(), config, symbols)
     try:
         return train_tokenizer(read(), replace(config, vocab_size=_DEFAULT_VOCAB_SIZE), symbols)
     except _VocabularyTooLarge as error:
-        smaller_size = min(_SMALL_VOCAB_SIZE, error.largest)
+        largest_possible_size = error.largest
+    smaller_size = min(_SMALL_VOCAB_SIZE, largest_possible_size)
     log.info(
         "the text is too small for %d pieces; training again with tokenizer.vocab_size=%d",
         _DEFAULT_VOCAB_SIZE,
@@ -142,13 +149,14 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
         return tokenizers
     missing = set()
     for tokenizer, symbols in ((tokenizers.src, src_symbols), (tokenizers.tgt, tgt_symbols)):
-        missing.update(set(symbols) - set(tokenizer.all_pieces()))
-        # The vocabulary of an imported model may have a symbol that its SentencePiece model lacks.
+        missing_in_vocabulary = set(symbols) - set(tokenizer.all_pieces())
+        missing.update(missing_in_vocabulary)
+        # an imported model has both a vocabulary and a SentencePiece model, with other pieces
         missing.update(symbols_missing_in_model(tokenizer, symbols))
     if missing:
         raise ConfigError(
             f"tokenizer.model={folder} has no piece {min(missing)}; leave the symbol or tag out, "
-            "or set tokenizer.extend=0, which adds symbols and no other pieces"
+            "or set tokenizer.extend=0, which adds only symbols and tags"
         )
     return tokenizers
 
@@ -190,7 +198,7 @@ def train_tokenizer(
         nonlocal num_sentences, num_too_long
         for sentence in sentences:
             num_sentences += 1
-            # a character has at most 4 bytes, so that most sentences need not be encoded
+            # a character has at most 4 bytes, so most sentences need not be encoded to be measured
             may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES
             if may_be_too_long and len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES:
                 num_too_long += 1
@@ -210,13 +218,13 @@ def train_tokenizer(
             max_sentence_length=_MAX_SENTENCE_BYTES,
             num_threads=_NUM_THREADS,
             minloglevel=2,
-            **_CONTROL_IDS,
+            **_CONTROL_ID_OPTIONS,
         )
     except RuntimeError as error:
         raise _explain_failure(to_one_line(error), config.vocab_size) from None
     if num_too_long:
         log.warning(
-            "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
+            "the tokenizer was not trained on %d of %d sentences, which have more than %d bytes",
             num_too_long,
             num_sentences,
             _MAX_SENTENCE_BYTES,
@@ -278,20 +286,21 @@ def load_with_symbols(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     distinct_symbols = dict.fromkeys(symbols)
     added = [symbol for symbol in distinct_symbols if symbol not in pieces]
     model = append_symbols(tokenizer.model, added)
-    control_ids = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
-    for role, name in _CONTROL_NAMES.items():
-        if control_ids[role] >= 0:  # -1: the model has no such symbol
+    ids_by_role = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    for role, piece in _CONTROL_PIECES.items():
+        if ids_by_role[role] >= 0:  # -1: the model has no such symbol
             continue
-        if name in pieces:  # an ordinary piece, which text may be segmented into
-            name = f"<nmt:{role}>"
-        # appending the bytes of a message to the model sets the fields of the message, as
-        # `serialize_piece` explains
+        if piece in pieces:  # an ordinary piece, which text may be segmented into
+            piece = f"<nmt:{role}>"
+        new_id = tokenizer.vocab_size + len(added)
+        model += serialize_piece(piece, _Piece.CONTROL)
+        # The fields of `trainer_spec` say which id and piece a control symbol has. Appending a
+        # message replaces the fields that it sets; see `serialize_piece`.
         trainer_spec = ModelProto().trainer_spec
-        setattr(trainer_spec, f"{role}_id", tokenizer.vocab_size + len(added))
-        setattr(trainer_spec, f"{role}_piece", name)
-        model += serialize_piece(name, _Piece.CONTROL)
+        setattr(trainer_spec, f"{role}_id", new_id)
+        setattr(trainer_spec, f"{role}_piece", piece)
         model += ModelProto(trainer_spec=trainer_spec).SerializePartialToString()
-        added.append(name)
+        added.append(piece)
     if added:
         log.info("%s: added %s to its pieces", path, " ".join(added))
     return Tokenizer(model)
@@ -305,23 +314,23 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     model = tokenizer.model
     size = tokenizer.vocab_size
     num_unused = -size % multiple  # distance to the next multiple: -37 % 8 = 3
-    for number in range(size, size + num_unused):
-        model += serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
+    for token in range(size, size + num_unused):
+        model += serialize_piece(unused_piece(token), _Piece.CONTROL)
     return Tokenizer(model)
 
 
 def symbols_missing_in_model(tokenizer: Tokenizer, symbols: Sequence[str]) -> list[str]:
-    """Return the symbols that the SentencePiece model of a tokenizer lacks but needs.
+    """Return the symbols that must be added to the SentencePiece model of a tokenizer.
 
-    An imported tokenizer encodes the language pieces of M2M100 and NLLB, and the tags of OPUS-MT,
-    without the model (see `MappedTokenizer`). So the model does not need these.
+    These are the symbols that the model lacks, apart from the language pieces of M2M100 and NLLB
+    and the tags of OPUS-MT. `MappedTokenizer` encodes such pieces and tags itself.
     """
     pieces = {piece.piece for piece in read_proto(tokenizer.model).pieces}
     missing = [symbol for symbol in dict.fromkeys(symbols) if symbol not in pieces]
-    if tokenizer.vocabulary is not None:  # an imported tokenizer
+    if tokenizer.is_imported:
         missing = [symbol for symbol in missing if not _OPUS_MT_TAG.fullmatch(symbol)]
     if tokenizer.language_ids:
-        missing = [symbol for symbol in missing if not LANGUAGE.fullmatch(symbol)]
+        missing = [symbol for symbol in missing if not LANGUAGE_PATTERN.fullmatch(symbol)]
     return missing
 
 

@@ -316,7 +316,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         src=src,
         tgt=tgt,
         vocabulary_files=vocabulary_files,
-        has_own_vocabulary=tgt.vocabulary is not None,
+        has_own_vocabulary=tgt.is_imported,
         directions=directions,
         has_prefix=bool(src.prefix_ids or tgt.prefix_ids),
         src_prefix=src.pieces(src.prefix_ids),

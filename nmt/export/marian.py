@@ -346,7 +346,7 @@ def _write_vocabularies(
     (folder / "target.spm").write_bytes(tokenizers.tgt.model)
     _write_yaml_vocabulary(folder / "source.vocab.yml", src_pieces)
     _write_yaml_vocabulary(folder / "target.vocab.yml", tgt_pieces)
-    if tokenizers.src.vocabulary is None and tokenizers.tgt.vocabulary is None:
+    if not tokenizers.src.is_imported and not tokenizers.tgt.is_imported:
         return ["source.spm", "target.spm"]
     return ["source.vocab.yml", "target.vocab.yml"]
 

@@ -138,7 +138,7 @@ def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     """
     proto = _ModelProto.FromString(tokenizer.model)
     segmentation = _SEGMENTATIONS.get(proto.trainer_spec.model_type)
-    if segmentation is None or tokenizer.vocabulary is not None:
+    if segmentation is None or tokenizer.is_imported:
         raise ModelError(
             "format=web supports BPE and unigram models of SentencePiece with their own ids, and "
             "this model has another tokenizer; use format=onnx"

@@ -17,7 +17,7 @@ from typing import Any
 
 from nmt.checkpoint import load_tensors
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
-from nmt.data.tokenizer import UNUSED_PREFIX
+from nmt.data.tokenizer import is_unused_piece
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
     SideVocabulary,
@@ -324,7 +324,7 @@ def _convert_generation(settings: Settings, tgt: SideVocabulary) -> SearchConfig
     token other than padding, the start symbol and unused pieces, which our search never generates.
     """
     special_ids = tgt.special_ids
-    unused_ids = [i for i, piece in enumerate(tgt.pieces) if piece.startswith(UNUSED_PREFIX)]
+    unused_ids = [i for i, piece in enumerate(tgt.pieces) if is_unused_piece(piece)]
     never_generated = [special_ids.pad, special_ids.decoder_start, *unused_ids]
     for name, neutral_value in _NEUTRAL_VALUES.items():
         value = settings.get(name, neutral_value)

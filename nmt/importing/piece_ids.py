@@ -15,14 +15,14 @@ from typing import Any
 
 from nmt.config import ImportConfig, resolve_path
 from nmt.data.tokenizer import (
-    LANGUAGE,
-    UNUSED_PREFIX,
+    LANGUAGE_PATTERN,
     MappedTokenizer,
     Tokenizer,
     TokenizerPair,
     Tokenizers,
     Vocabulary,
     read_model,
+    unused_piece,
 )
 from nmt.errors import ConfigError, ModelError, suggest_names
 from nmt.importing.settings import read_text
@@ -115,7 +115,7 @@ def sort_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
                 f"{path} has no piece of id {missing_ids[0]}; the vocabulary has a hole"
             )
     for i in missing_ids:
-        piece_of_id[i] = f"{UNUSED_PREFIX}{i}>"
+        piece_of_id[i] = unused_piece(i)
     if len(set(piece_of_id.values())) < size:
         raise ModelError(f"{path} gives a piece two ids; the files do not belong together")
     return [piece_of_id[i] for i in range(size)]
@@ -197,9 +197,9 @@ def find_language(id_of_piece: Mapping[str, int], setting: str, lang: str | None
     suggests similar languages if the vocabulary lacks this one.
     """
     for piece in (f"__{lang}__", str(lang)):  # in M2M100, "en" is an ordinary piece
-        if piece in id_of_piece and LANGUAGE.fullmatch(piece):
+        if piece in id_of_piece and LANGUAGE_PATTERN.fullmatch(piece):
             return id_of_piece[piece]
-    languages = [piece.strip("_") for piece in id_of_piece if LANGUAGE.fullmatch(piece)]
+    languages = [piece.strip("_") for piece in id_of_piece if LANGUAGE_PATTERN.fullmatch(piece)]
     text = "null" if lang is None else lang
     raise ConfigError(f"{setting}={text}: {suggest_names(text, languages)}")
 

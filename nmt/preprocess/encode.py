@@ -365,7 +365,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     BPE models qualify if their merges never cross words. Unigram models do not, since their sums of
     scores may round differently.
     """
-    if tokenizer.vocabulary is not None:
+    if tokenizer.is_imported:
         return False  # M2M100 or NLLB: the first piece of a line may be a tag
     proto = read_proto(tokenizer.model)
     trainer = proto.trainer_spec
