@@ -29,9 +29,7 @@ from nmt.cli.main import nmt as nmt_alone
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.distributed import choose_num_processes
 
-HINT = re.compile(
-    r"(?:next|make it with|as this does): (.*?)(?:, or without nmt.*)?$", re.MULTILINE
-)
+HINT = re.compile(r"(?:next|make it with|as this does): (.*?)(?:; its README.*)?$", re.MULTILINE)
 
 
 def write_experiment(path: Path, corpus: Path) -> None:

@@ -331,7 +331,7 @@ def test_a_report_shows_what_the_commands_return(
     assert "A Transformer of 2 encoder and 2 decoder layers" in page
     assert "source and target tokens a second, in the median" in page
     assert "http" not in page.replace("http-equiv", "")
-    with pytest.raises(ConfigError, match="what=run compares several"):
+    with pytest.raises(ConfigError, match="what=run to compare several"):
         run_report.report_page(VisualizeConfig(run_dir=["a", "b"]))
 
 
