@@ -110,9 +110,9 @@ def attention_figure(
         raise ConfigError(f"kind={kind.value}: the decoder of this model has no self-attention")
     layers = _choose_numbers(layers, "layers", len(weights))
     heads = _choose_numbers(heads, "heads", weights.size(1))
-    missing_characters = style.add_fonts_for([*attention_map.rows, *attention_map.columns])
-    rows = [piece.translate(missing_characters) for piece in attention_map.rows]
-    columns = [piece.translate(missing_characters) for piece in attention_map.columns]
+    replacements = style.add_fonts_for([*attention_map.rows, *attention_map.columns])
+    rows = [piece.translate(replacements) for piece in attention_map.rows]
+    columns = [piece.translate(replacements) for piece in attention_map.columns]
     are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
     num_cells_across = len(columns) * len(heads)
     num_cells_down = len(rows) * len(layers)

@@ -164,8 +164,8 @@ def follow_token(config: VisualizeConfig) -> FollowedToken:
 def draw_steps(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the steps of `follow_token`."""
     token = follow_token(config)
-    missing_characters = style.add_fonts_for(token.pieces)
-    labels = [piece.translate(missing_characters) for piece in token.pieces]
+    replacements = style.add_fonts_for(token.pieces)
+    labels = [piece.translate(replacements) for piece in token.pieces]
     return steps_figure(token, labels, style)
 
 

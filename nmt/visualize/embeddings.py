@@ -1,6 +1,7 @@
 """The figure of embeddings: pieces on two axes, and the nearest neighbors of words."""
 
-# In shapes, D is d_model, V the size of the vocabulary and N the number of drawn pieces.
+# In shapes: D is d_model, V the size of the vocabulary, N the number of drawn pieces and C the
+# number of candidates for neighbors.
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from nmt.visualize.style import Style
 
 _NUM_DEFAULT_WORDS = 12
 _NUM_NEIGHBORS = 3
-_MIN_NEIGHBOR_LINES = 8  # below fewer words than this, the lower lines stay empty
+_MIN_NEIGHBOR_LINES = 8  # with fewer words, the last lines of the list stay empty
 
 
 def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
@@ -33,14 +34,14 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
     words = config.words or choose_words(tokenizer, ids)
-    # a table for `str.translate`, which writes a code for each character that no font has
-    missing_characters = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
+    # for `str.translate`: characters that no font has are replaced by their codes
+    replacements = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
     point_axes, neighbor_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
     drawn_ids = ids[: config.num_pieces]
     points = principal_components(vectors[drawn_ids]).numpy()  # (N, 2)
     point_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
-    labels = [piece.translate(missing_characters) for piece in tokenizer.pieces(drawn_ids)]
+    labels = [piece.translate(replacements) for piece in tokenizer.pieces(drawn_ids)]
     _label_points(point_axes, points, labels)
     point_axes.set(
         title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[]
@@ -55,14 +56,14 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
         neighbor_axes.text(
             0,
             y,
-            word.translate(missing_characters),
+            word.translate(replacements),
             fontweight="bold",
             transform=neighbor_axes.transAxes,
         )
         neighbor_axes.text(
             0.33,
             y,
-            neighbors.translate(missing_characters),
+            neighbors.translate(replacements),
             fontsize=8.5,
             transform=neighbor_axes.transAxes,
         )
@@ -85,7 +86,8 @@ def choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     if not word_ids:  # a vocabulary of characters
         word_ids = ids
     step = max(1, len(word_ids) // _NUM_DEFAULT_WORDS)
-    return [tokenizer.decode([i]) for i in word_ids[::step][:_NUM_DEFAULT_WORDS]]
+    chosen_ids = word_ids[::step][:_NUM_DEFAULT_WORDS]
+    return [tokenizer.decode([i]) for i in chosen_ids]
 
 
 def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -> None:
@@ -103,10 +105,8 @@ def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -
 
 def _describe_neighbors(tokenizer: Tokenizer, vectors: Tensor, ids: list[int], word: str) -> str:
     """List the pieces that are nearest to the mean embedding of a word's pieces."""
-    num_prefix_ids = len(
-        tokenizer.prefix_ids
-    )  # a language tag, which `encode` puts before each text
-    word_ids = tokenizer.encode(word)[num_prefix_ids:]
+    prefix_length = len(tokenizer.prefix_ids)  # such as a language tag
+    word_ids = tokenizer.encode(word)[prefix_length:]
     if not word_ids:
         raise ConfigError(f"words={word!r} has no text; give a word")
     candidates = [i for i in ids if i not in word_ids]
@@ -121,10 +121,10 @@ def _describe_neighbors(tokenizer: Tokenizer, vectors: Tensor, ids: list[int], w
 def find_neighbors(
     vectors: Tensor, query: Tensor, ids: list[int], num_neighbors: int
 ) -> list[tuple[int, float]]:
-    """Return the `ids` whose `vectors` (V, D) are nearest to `query` (D,), each with its cosine."""
-    cosines = torch.nn.functional.cosine_similarity(vectors[ids], query[None], dim=1)  # (N,)
-    best = cosines.topk(min(num_neighbors, len(ids))).indices.tolist()
-    return [(ids[i], float(cosines[i])) for i in best]
+    """Return the nearest `ids` with their cosines. `vectors` are (V, D), `query` is (D,)."""
+    cosines = torch.nn.functional.cosine_similarity(vectors[ids], query[None], dim=1)  # (C,)
+    nearest = cosines.topk(min(num_neighbors, len(ids))).indices.tolist()
+    return [(ids[i], float(cosines[i])) for i in nearest]
 
 
 def principal_components(vectors: Tensor) -> Tensor:

@@ -159,8 +159,8 @@ def _display_names(folders: list[Path], style: Style) -> list[str]:
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [os.path.relpath(folder) for folder in folders]
-    missing_characters = style.add_fonts_for(names)
-    return [name.translate(missing_characters) for name in names]
+    replacements = style.add_fonts_for(names)
+    return [name.translate(replacements) for name in names]
 
 
 def _legend_size(names: list[str]) -> tuple[int, int]:

@@ -142,10 +142,10 @@ def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node
     """
     nodes = [node for node in layout if node]
     pieces = tokenizer.pieces([node[-1] for node in nodes])
-    missing_characters = style.add_fonts_for(pieces)
+    replacements = style.add_fonts_for(pieces)
     names: dict[Node, str] = {(): "start"}
     for node, piece in zip(nodes, pieces, strict=True):
-        names[node] = piece.translate(missing_characters)
+        names[node] = piece.translate(replacements)
     return names
 
 

@@ -36,8 +36,8 @@ def draw_vocabulary(config: VisualizeConfig, style: Style) -> Figure:
     if len(ids) > _MAX_TOKENS:
         raise ConfigError(f"words: {len(ids)} pieces, {_MAX_TOKENS} can be drawn; give fewer words")
     pieces = tokenizer.pieces(ids)
-    missing_characters = style.add_fonts_for(pieces)
-    labels = [piece.translate(missing_characters) for piece in pieces]
+    replacements = style.add_fonts_for(pieces)
+    labels = [piece.translate(replacements) for piece in pieces]
     indices = [str(id) for id in ids]
     figure = style.figure(0.6 * len(ids) + 4, 0.36 * len(ids) + 2)
     axes = figure.subplots()
@@ -98,9 +98,9 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
         tables[title] = select_columns(distribution, columns)
     pieces = tokenizer.tgt.pieces(tgt_out)
     column_pieces = tokenizer.tgt.pieces(columns)
-    missing_characters = style.add_fonts_for(pieces)  # `columns` has the same pieces
-    row_labels = [piece.translate(missing_characters) for piece in pieces]
-    column_labels = [piece.translate(missing_characters) for piece in column_pieces]
+    replacements = style.add_fonts_for(pieces)  # `columns` has the same pieces
+    row_labels = [piece.translate(replacements) for piece in pieces]
+    column_labels = [piece.translate(replacements) for piece in column_pieces]
     return probabilities_figure(tables, row_labels, [*column_labels, "others"], style)
 
 
