@@ -244,7 +244,7 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
         None: ("deu_Latn", "z"),
     }.items():
         assert set(map(models.languages.find_code, wishes)) == {code}
-    assert models.languages.choose_source("a house with a red roof", "zh-Hans")[0] == "en"
+    assert models.languages.detect_source("a house with a red roof", "zh-Hans")[0] == "en"
     assert models.directions["en", "zh-Hans"].tags.src == "<2zho_Hans>"
     merged = Models.load(
         ServeConfig(model_dir=list(map(str, folders)), device="cpu", num_workers=0)

@@ -16,7 +16,7 @@ DETECTION_CHARACTERS = 400  # more characters make detection slower, but hardly 
 # with at least this confidence, a text counts as already written in the target language
 _MIN_TARGET_CONFIDENCE = 50.0
 _MIN_CONFIDENCE = 0.1  # less likely languages are not listed
-_MAX_GUESSES = 32  # number of languages that the detector returns; unserved ones are then dropped
+_MAX_GUESSES = 32  # number of languages that the detector returns, served by this server or not
 
 
 class DetectedLanguage(NamedTuple):
@@ -49,12 +49,13 @@ class Languages:
                 self._code_by_key.setdefault(key, code)
 
     def find_code(self, name: str) -> str | None:
-        """Return the served code that matches the code `name` of a language, or None.
+        """Return the code that this server uses for the language code `name`, or None.
 
         Ignores case. Codes of the same meaning match, such as "zh", "zh-Hans" and "zho_Hans". If no
         model has the region of a code, the language without region matches: "de" for "de-AT".
         """
         language = _normalize(name).split("-")[0]
+        # the last key matches a served code that is a language alone, such as "de"
         keys = [*_lookup_keys(name), language]
         for key in keys:
             if key in self._code_by_key:
@@ -84,6 +85,7 @@ class Languages:
         for guess in _load_detector()(sample):
             code = self.find_code(guess["lang"])
             if code is not None:
+                # a sum, since several detected languages may match one served code
                 confidences[code] += 100 * guess["score"]
         ranked = sorted(confidences.items(), key=lambda item: -item[1])
         return [
@@ -92,14 +94,14 @@ class Languages:
             if confidence >= _MIN_CONFIDENCE
         ]
 
-    def choose_source(self, text: str, target: str) -> DetectedLanguage:
+    def detect_source(self, text: str, target: str) -> DetectedLanguage:
         """Return the most likely language of a text among the sources of `target`.
 
         Returns `target` itself if it is more likely than the sources, and its confidence is at
         least `_MIN_TARGET_CONFIDENCE`.
 
-        If neither a source nor the target is detected, the confidence is 0, and the language is the
-        first source of `target`. If `target` has no source, it is the first source of the server.
+        If neither a source nor the target is detected, returns the first source of `target`, or the
+        first source of the server if `target` has none. The confidence is then 0.
         """
         # a server with one source language also works without the package that detects languages
         if len(self.sources) == 1 and not _can_detect():

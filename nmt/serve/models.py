@@ -166,7 +166,7 @@ class Models:
         confidence = 0.0
         if source is None:
             sample = extract_visible_text(text, DETECTION_CHARACTERS) if options.is_html else text
-            source, confidence = self.languages.choose_source(sample, target)
+            source, confidence = self.languages.detect_source(sample, target)
         direction = self.directions.get((source, target))
         if direction is None and source != target:
             raise HttpError(400, f"{target} is not a target of {source} on this server")
