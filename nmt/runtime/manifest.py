@@ -1,7 +1,8 @@
 """Manifests: `manifest.json` lists the files of a folder with their sizes and checksums.
 
 The checksums are 128-bit XXH3 hashes, which are computed as fast as memory is read. They detect
-flipped bits and files of another folder, but not changes by someone who also updates the manifest.
+flipped bits and files that belong to another folder. They do not protect against an attacker, who
+can update the manifest, too; see `nmt.runtime.signatures`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nmt.runtime.reading import open_regular, read_regular_file
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-SIGNATURE = "model.sig"  # signs the manifest, which does not list it
+SIGNATURE = "model.sig"  # the signature of the manifest; the manifest does not list this file
 FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 18
 _is_verifying = True
@@ -53,19 +54,21 @@ def set_verify(verify_files: bool) -> None:
 def verify_checksums(folder: Path, *names: str) -> None:
     """Compare the files `names` of `folder` with its manifest; without names, all listed files.
 
-    Raises `DamagedError` for the first file that differs, and without `names` for a missing file.
-    Callers that give names report missing files themselves. Files that the manifest does not list
-    are not checked.
+    Raises `DamagedError` for the first file that differs. Without names, also raises `DamagedError`
+    for a missing file; callers that give names report missing files themselves. Files that the
+    manifest does not list are not checked.
     """
     if not _is_verifying:
         return
     entries = read_entries(folder)
-    for name in names or entries:
+    checked_names = names or tuple(entries)
+    for name in checked_names:
         path = folder / name
-        is_missing = not path.exists()
-        if is_missing and not names:
-            raise DamagedError(f"{path} is missing; copy or make the folder again")
-        if not is_missing and name in entries and not _is_intact(path, entries[name]):
+        if not path.exists():
+            if not names:
+                raise DamagedError(f"{path} is missing; copy or make the folder again")
+            continue
+        if name in entries and not _is_intact(path, entries[name]):
             raise _damaged_file_error(path)
 
 
@@ -108,7 +111,7 @@ def read_run_config(run_dir: Path) -> dict[str, Any]:
 def read_entries(folder: Path) -> dict[str, Any]:
     """Return the size and checksum of each listed file, by its path; {} without a manifest.
 
-    Raises `DamagedError` if the manifest has other bytes than `render_manifest` wrote.
+    Raises `DamagedError` if the manifest itself was changed. It includes a checksum of its entries.
     """
     path = folder / MANIFEST
     try:
@@ -116,11 +119,10 @@ def read_entries(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     entries = content.get("files")
-    if not isinstance(entries, dict) or read_regular_file(path) != _render_entries(entries):
-        raise DamagedError(
-            f"{path} is damaged: it differs from the file that nmt wrote; copy or make the folder "
-            "again, or set verify=false to use it unchecked"
-        )
+    if not isinstance(entries, dict):
+        raise _damaged_manifest_error(path)
+    if read_regular_file(path) != _render_entries(entries):
+        raise _damaged_manifest_error(path)
     return entries
 
 
@@ -128,6 +130,14 @@ def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
     """Return whether a file has the size and the checksum of its entry."""
     has_same_size = path.stat().st_size == entry["bytes"]
     return bool(has_same_size and _compute_checksum(path) == entry["xxh3"])
+
+
+def _damaged_manifest_error(path: Path) -> DamagedError:
+    """Return the error for a manifest that was changed."""
+    return DamagedError(
+        f"{path} is damaged: it differs from the file that nmt wrote; copy or make the folder "
+        "again, or set verify=false to use it unchecked"
+    )
 
 
 def _damaged_file_error(path: Path) -> DamagedError:
