@@ -41,7 +41,7 @@ from nmt.config import ModelConfig, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.model import fast
 from nmt.model.attention import attend, padding_mask
-from nmt.model.fast import FastTransformer, accelerate, freeze, layers
+from nmt.model.fast import FastTransformer, accelerate, layers, prepare_for_inference
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
 from nmt.model.fast.packing import PackedContext, attend_packed, pack
@@ -139,7 +139,7 @@ def test_steps_with_frozen_weights_equal_one_pass_of_the_plain_model(library: bo
     for case, model in models():
         twin = plain(model)
         expected = hidden_states(twin, src, lengths, tgt)
-        freeze(model)
+        prepare_for_inference(model)
         hidden = decode_by_steps(model, src, lengths, tgt)
         assert_near(hidden, expected, case)
         assert_near(model.logits(hidden), twin.logits(hidden), case, atol=1e-4)
@@ -160,7 +160,8 @@ def test_weights_frozen_in_bfloat16_are_packed_once_and_change_nothing_but_round
         norm, positions = case
         model = tiny_model(norm=norm, positions=positions, num_heads=2)
         exact = hidden_states(plain(model), src, lengths, tgt)
-        assert freeze(model, torch.bfloat16) is torch.float32, case  # autocast has nothing to do
+        autocast_dtype = prepare_for_inference(model, torch.bfloat16)
+        assert autocast_dtype is torch.float32, case  # autocast has nothing to do
         hidden = decode_by_steps(model, src, lengths, tgt)
         assert hidden.dtype is torch.float32, case
         assert 1e-4 < (hidden - exact).norm() / exact.norm() < 0.02, case
@@ -206,14 +207,14 @@ def test_accelerating_shares_parameters_and_names() -> None:
 @torch.inference_mode()
 def test_threads_translate_with_one_model_at_once(library: bool) -> None:
     model = tiny_model()
-    freeze(model)
+    prepare_for_inference(model)
 
     def decode(seed: int) -> Tensor:
         src, lengths = random_source(LENGTHS, seed)
         return decode_by_steps(model, src, lengths, random_target(4, 15, seed))
 
     expected = list(map(decode, range(4)))
-    freeze(model)  # so that the threads make the copies of the weights
+    prepare_for_inference(model)  # so that the threads make the copies of the weights
     with ThreadPoolExecutor(4) as pool:
         hidden = list(pool.map(torch.inference_mode()(decode), range(4)))
     assert_near(hidden, expected, atol=1e-6, rtol=1e-6)
@@ -396,7 +397,7 @@ def test_blocks_are_columns_of_the_whole_and_frozen_ones_too(library: bool) -> N
             assert_near(layer.block(x, 3, 9), expected[..., 3:9])
             assert_near(layer.block(x, 0, 6), expected[..., :6])
             assert_near(layer.block(x, 0, 9, activation="relu"), expected.relu())
-            freeze(layer)
+            prepare_for_inference(layer)
 
 
 # --- dropout
@@ -597,7 +598,7 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
 def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
     model = tiny_model(norm=list(Norm)[seed % 2], num_heads=2)
     if seed >= 3:
-        freeze(model)
+        prepare_for_inference(model)
     check_beams(model, max_rows=1 + seed, seed=seed)
 
 

@@ -39,7 +39,7 @@ from nmt.config import (
     SearchConfig,
     Stop,
 )
-from nmt.model.fast import freeze
+from nmt.model.fast import prepare_for_inference
 from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.single import SingleState, few_rows_norm
@@ -93,7 +93,7 @@ def test_a_model_translates_a_sentence_as_the_general_path() -> None:
         [expected] = search(ModelStepper(model), SearchRequest(sources * 2, settings), TOKENIZER)[
             :1
         ]
-        freeze(model)
+        prepare_for_inference(model)
         with torch.inference_mode():
             state = model.start_single(*random_source([length]))
         assert isinstance(state, SingleState)
@@ -131,7 +131,7 @@ def test_any_walk_through_the_cache_of_one_sentence_equals_the_plain_model(max_r
     for changes in cases:
         model = tiny_model(**changes)
         twin = plain(model)
-        freeze(model)
+        prepare_for_inference(model)
         src, lengths = random_source([9])
         state = model.start_single(src, lengths)
         read_lengths = lengths - int(model.drops_eos)
@@ -162,7 +162,7 @@ def test_models_with_biased_attention_decode_on_the_general_path() -> None:
         MODERN | {"positions": Positions.alibi},
     ):
         model = tiny_model(**changes)
-        freeze(model)
+        prepare_for_inference(model)
         assert isinstance(model.start_single(*random_source([5])), DecodingState), changes
     unfrozen = tiny_model()
     assert isinstance(unfrozen.start_single(*random_source([5])), DecodingState)
@@ -190,7 +190,7 @@ def test_requests_that_the_path_for_one_sentence_does_not_support_take_the_gener
 def test_linear_layers_compute_few_rows_as_many() -> None:
     for inner, outer in ((8, 12), (64, 256), (512, 512), (512, 1200)):
         layer = FastLinear(inner, outer).requires_grad_(False)
-        freeze(layer)
+        prepare_for_inference(layer)
         for num_rows, activation in itertools.product((1, 2, 5, 8), ("none", "relu")):
             x = torch.randn(num_rows, inner)
             expected = torch.nn.functional.linear(x, layer.weight[:10], layer.bias[:10])

@@ -29,7 +29,7 @@ from nmt.config import Activation, Decoder, ExportFormat, ModelConfig, NormLayer
 from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
 from nmt.model.attention import MultiHeadAttention, as_context, causal_mask, padding_mask
-from nmt.model.fast import FastTransformer, freeze
+from nmt.model.fast import FastTransformer, prepare_for_inference
 from nmt.model.fast.packing import pack
 from nmt.model.layers import FeedForward, new_norm
 from nmt.model.positions import Learned, Rotary, TokenPositions
@@ -301,7 +301,7 @@ def test_cached_steps_equal_one_pass_of_the_plain_model(sample: str) -> None:
     for name, model in models(sample):
         expected = hidden_states(plain(model), src, lengths, tgt)
         assert_near(decode_by_steps(model, src, lengths, tgt), expected, name)
-        freeze(model)
+        prepare_for_inference(model)
         assert_near(decode_by_steps(model, src, lengths, tgt), expected, (name, "frozen"))
 
 
@@ -314,7 +314,7 @@ def test_steps_of_beams_and_of_joining_sentences_equal_the_plain_model(sample: s
         if has_default_steps and config.num_kv_heads is None:
             continue  # steps like the default model
         if name in ("rotary", "ssru, pre"):
-            freeze(model)
+            prepare_for_inference(model)
         check_beams(model, max_rows=3, case=name)
 
 

@@ -316,8 +316,8 @@ def _read_originals(config: EvaluateConfig, translator: Translator) -> list[_Tes
 def _translate_options(config: EvaluateConfig) -> dict[str, Any]:
     """Return the settings of search and reranking as keyword arguments of a translator."""
     options = config.search_changes()
-    if config.reranking is not None:
-        options |= vars(config.reranking)
+    if config.enabled_reranking is not None:
+        options |= vars(config.enabled_reranking)
     return options
 
 

@@ -270,7 +270,7 @@ def _resolve_settings(
         recase=config.recase,
         copy_symbols=config.copy_symbols,
         unk_replacement=config.unk_replacement,
-        rerank=config.reranking,
+        rerank=config.enabled_reranking,
         context=config.context,
         with_scores=config.format is OutputFormat.json or n_best > 1,
         tags=translator.choose_tags(**config.language_options),

@@ -11,7 +11,7 @@ from nmt.config.options import Settings, option
 class NoiseConfig(Settings):
     """Noise on the tokens of training pairs, drawn again in every update (docs/synthesis.md)."""
 
-    prefix = "noise."
+    key_prefix = "noise."
     drop: float = option(0.0, "share of source tokens to leave out", low=0, below=1)
     mask: float = option(0.0, "share of source tokens to replace with <unk>", low=0, below=1)
     swap: int = option(0, "maximum distance that a source token moves; 0 disables", low=0)
@@ -32,7 +32,7 @@ class AugmentConfig(Settings):
     Each setting is the probability that a pair is changed.
     """
 
-    prefix = "augment."
+    key_prefix = "augment."
     upper: float = option(0.0, "both sides in capitals", low=0, high=1)
     title: float = option(
         0.0, "both sides with the first letter of each word capital", low=0, high=1

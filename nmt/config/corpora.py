@@ -195,7 +195,7 @@ class CorpusConfig(SplitConfig):
 class DataConfig(Settings):
     """Text of the training, validation and test sets."""
 
-    prefix = "data."
+    key_prefix = "data."
     corpus: Corpus = option(
         Corpus.files, "files (or datasets), or a corpus that comes with nmt: numbers, copy"
     )

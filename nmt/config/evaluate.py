@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from nmt.config.options import OutputFormat, option
-from nmt.config.rerank import RerankConfig, Reranking, find_program
+from nmt.config.rerank import RerankConfig, RerankScore, find_program
 from nmt.config.runtime import VERIFY_KEY_HELP, RuntimeConfig
 from nmt.config.search import SearchOverrides
 from nmt.errors import ConfigError
@@ -138,7 +138,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
             self.require(not (self.tune and changes_lines), "tune", problem)
         self.require(self.lemmas is None or bool(self.glossary), "lemmas", "needs glossary=FILE")
         if self.tune:
-            is_noisy_channel = self.rerank is Reranking.noisy_channel
+            is_noisy_channel = self.rerank is RerankScore.noisy_channel
             self.require(is_noisy_channel, "tune", "needs rerank=noisy_channel")
             self.require(self.baseline is None, "baseline", "does not work with tune=true")
         compares_systems = self.baseline is not None or len(self.hypotheses) > 1

@@ -47,8 +47,8 @@ class ExportConfig(ChecksumConfig):
     )
     quantization: Quantization = option(
         Quantization.float32,
-        "number format: float32, float16 or bfloat16 (ctranslate2 also int8, int8_float16, ...; "
-        "onnx and web only float32, float16 and int8; bergamot only float32 and int8)",
+        "number format: float32 for every format; also float16 and bfloat16 for huggingface, "
+        "float16 and int8 for onnx and web, int8 for bergamot, any for ctranslate2 and argos",
     )
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
@@ -58,24 +58,26 @@ class ExportConfig(ChecksumConfig):
         "folder of the npm package onnxruntime-web, which format=web needs",
     )
     sign: str | None = option(
-        None, "private key (PEM, elliptic curve) to sign the folder with (pip install nmt[sign])"
+        None,
+        "file with a private key (PEM, elliptic curve), to sign the exported folder; needs "
+        "pip install nmt[sign]",
     )
     shortlist_data: str | None = option(
         None,
-        "data folder to learn a shortlist of target pieces from (ctranslate2, bergamot); null: no "
-        "shortlist",
+        "data folder from which to learn a shortlist of target pieces (ctranslate2, bergamot); "
+        "null: no shortlist",
     )
     calibration_data: str | None = option(
         None,
-        "data folder to measure fixed scales of activations on (bergamot with int8); null: "
-        "scales are computed in each multiplication",
+        "data folder on which to measure fixed scales of activations (bergamot with int8); null: "
+        "each multiplication computes its scales",
     )
 
     def check(self) -> None:
         if self.format is ExportFormat.huggingface:
-            is_float = not self.quantization.value.startswith("int")
+            has_integers = self.quantization.value.startswith("int")
             problem = "format=huggingface takes float32, float16 or bfloat16"
-            self.require(is_float, "quantization", problem)
+            self.require(not has_integers, "quantization", problem)
         if self.format in (ExportFormat.onnx, ExportFormat.web):
             supported = (Quantization.float32, Quantization.float16, Quantization.int8)
             problem = f"format={self.format.value} takes float32, float16 or int8"
@@ -87,9 +89,9 @@ class ExportConfig(ChecksumConfig):
             is_float32 = self.quantization is Quantization.float32
             self.require(is_float32, "quantization", "format=marian takes float32")
         if self.shortlist_data is not None:
-            has_shortlist = self.format in (ExportFormat.ctranslate2, ExportFormat.bergamot)
+            supports_shortlist = self.format in (ExportFormat.ctranslate2, ExportFormat.bergamot)
             problem = "needs format=ctranslate2 or bergamot"
-            self.require(has_shortlist, "shortlist_data", problem)
+            self.require(supports_shortlist, "shortlist_data", problem)
         if self.calibration_data is not None:
             is_bergamot = self.format is ExportFormat.bergamot
             is_int8 = self.quantization is Quantization.int8

@@ -72,12 +72,12 @@ class Decoder(str, Enum):
 class ModelConfig(Settings):
     """The Transformer's architecture (paper, section 3; table 3 for base and big)."""
 
-    prefix = "model."
+    key_prefix = "model."
     num_encoder_layers: int = option(6, "encoder layers", low=1, high=1000)
     num_decoder_layers: int = option(6, "decoder layers", low=1, high=1000)
     decoder: Decoder = option(
         Decoder.attention,
-        "how decoder layers read target tokens: attention, or ssru (recurrent, for fast students)",
+        "sub-layer that reads the target tokens: attention, or ssru (recurrent; decodes faster)",
     )
     d_model: int = option(512, "dimension of embeddings and layers", low=1, high=65536)
     d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
@@ -100,7 +100,7 @@ class ModelConfig(Settings):
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)
     activation_dropout: float = option(0.0, "dropout after the activation", low=0, below=1)
     embedding_dropout: float | None = option(
-        None, "dropout of embedding sums; null: dropout", low=0, below=1
+        None, "dropout of embedding sums; null: as model.dropout", low=0, below=1
     )
     norm: Norm = option(
         Norm.post, "layer norm after the residual sum (post) or before each sub-layer (pre)"
@@ -121,7 +121,7 @@ class ModelConfig(Settings):
     )
     max_distance: int = option(
         16,
-        "positions=relative: largest distance with its own vector; larger ones use this vector",
+        "positions=relative: larger distances use the vector of this distance",
         low=1,
         high=10_000,
     )
@@ -136,8 +136,8 @@ class ModelConfig(Settings):
     )
     alignment_shift: bool = option(
         False,
-        "align a target token by the attention of the step that reads it, instead of the step "
-        "that predicts it",
+        "take the alignment of a target token from the attention of the step that has the token as "
+        "its input, instead of the step that predicts the token",
     )
     source_eos: bool = option(True, "end the encoder input with EOS; false: as OpenNMT-py does")
 
@@ -149,21 +149,23 @@ class ModelConfig(Settings):
         return self.d_model // self.num_heads
 
     def check(self) -> None:
+        """See `Settings.check`. Also replaces a `decoder_d_ff` that equals `d_ff` by None."""
         if self.decoder_d_ff == self.d_ff:
-            self.decoder_d_ff = None  # equal architectures have equal settings
+            self.decoder_d_ff = None  # so that the settings of equal architectures are equal
         if self.head_size is None:
             is_divisor = self.d_model % self.num_heads == 0
             problem = f"must divide model.d_model={self.d_model}; or set model.head_size"
             self.require(is_divisor, "num_heads", problem)
+        # required with every `positions`, although only sinusoidal positions need it
         self.require(self.d_model % 2 == 0, "d_model", "must be even (sine and cosine)")
         if self.num_kv_heads is not None:
             is_divisor = self.num_heads % self.num_kv_heads == 0
             problem = f"must divide model.num_heads={self.num_heads}"
             self.require(is_divisor, "num_kv_heads", problem)
         if self.alignment_heads is not None:
-            has_heads = self.alignment_heads <= self.num_heads
+            are_enough_heads = self.num_heads >= self.alignment_heads
             problem = f"must be at most model.num_heads={self.num_heads}"
-            self.require(has_heads, "alignment_heads", problem)
+            self.require(are_enough_heads, "alignment_heads", problem)
         if self.positions is Positions.rotary:
             problem = (
                 f"needs an even number of dimensions per head (model.head_size), not {self.d_k}"

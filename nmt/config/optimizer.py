@@ -33,7 +33,7 @@ class Schedule(str, Enum):
 class OptimizerConfig(Settings):
     """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
 
-    prefix = "optimizer."
+    key_prefix = "optimizer."
     name: Optimizer = option(
         Optimizer.adam,
         "adam, adamw (Adam with decoupled weight decay), muon, adafactor, or schedule_free (AdamW "

@@ -104,7 +104,8 @@ def option(
 class Settings:
     """A group of settings, whose values are checked when it is constructed."""
 
-    prefix: ClassVar[str] = ""  # precedes keys in error messages, such as "model." in "model.norm"
+    # precedes the names of settings in error messages, such as "model." in "model.norm"
+    key_prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Check the ranges of numbers, then call `check`.
@@ -134,7 +135,7 @@ class Settings:
         `key` may name a setting in a group, such as `optimizer.name`.
         """
         if not condition:
-            raise _invalid_value(self.prefix + key, attrgetter(key)(self), problem)
+            raise _invalid_value(self.key_prefix + key, attrgetter(key)(self), problem)
 
 
 def require_valid(is_valid: bool, key: str, value: object, problem: str) -> None:

@@ -26,7 +26,7 @@ class FilterConfig(Settings):
     Empty pairs and pairs longer than `max_length` are always dropped. Held-out pairs never are.
     """
 
-    prefix = "filter."
+    key_prefix = "filter."
     max_ratio: float = option(
         0.0,
         "drop a pair if one side has more than this many times the tokens of the other; 0 disables",

@@ -14,11 +14,11 @@ from nmt.config.options import Settings, choose, option, resolve_path
 from nmt.config.search import SearchConfig
 
 
-class Reranking(str, Enum):
+class RerankScore(str, Enum):
     """The score by which the best candidate is chosen (docs/search.md)."""
 
     none = "none"  # the score of search
-    mbr = "mbr"  # the mean similarity to all candidates, chrF
+    mbr = "mbr"  # minimum Bayes risk: the mean chrF against all candidates
     noisy_channel = "noisy_channel"  # also uses the probability of the source in a reverse model
     command = "command"  # the number that another program prints
 
@@ -27,11 +27,11 @@ class Reranking(str, Enum):
 class RerankConfig(Settings):
     """Settings of the commands that choose among candidates. By default, they do not rerank.
 
-    A new setting is also a key of `RerankOptions`.
+    To add a setting, add it to `RerankOptions`, too.
     """
 
-    rerank: Reranking = option(
-        Reranking.none, "score that chooses among candidates: none, mbr, noisy_channel or command"
+    rerank: RerankScore = option(
+        RerankScore.none, "score that chooses among candidates: none, mbr, noisy_channel or command"
     )
     candidates: int | None = option(
         None,
@@ -39,7 +39,8 @@ class RerankConfig(Settings):
         low=2,
         high=10_000,
     )
-    reverse_model: list[str] | None = option(  # a resumed job compares the files in these folders
+    # the folders may be moved, since a resumed job compares the files in them
+    reverse_model: list[str] | None = option(
         None,
         "run, checkpoint or model folder that translates back, for rerank=noisy_channel; several "
         "folders are an ensemble",
@@ -60,23 +61,23 @@ class RerankConfig(Settings):
     )
     rerank_timeout: float = option(
         3600.0,
-        "maximum seconds that rerank_command may take for window_lines lines",
+        "maximum seconds of rerank_command for the lines that it gets at once (window_lines)",
         above=0,
         on_resume="accept",
     )
 
     def __post_init__(self) -> None:
         # `Translator` also accepts the name of an enum member, and one path instead of a list
-        self.rerank = choose(Reranking, "rerank", self.rerank)
+        self.rerank = choose(RerankScore, "rerank", self.rerank)
         if isinstance(self.reverse_model, (str, Path)):
             self.reverse_model = [str(self.reverse_model)]
         super().__post_init__()
 
     def check(self) -> None:
         super().check()
-        is_noisy_channel = self.rerank is Reranking.noisy_channel
-        is_command = self.rerank is Reranking.command
-        if self.rerank is Reranking.none:
+        is_noisy_channel = self.rerank is RerankScore.noisy_channel
+        is_command = self.rerank is RerankScore.command
+        if self.rerank is RerankScore.none:
             problem = "only works with rerank=mbr, noisy_channel or command"
             self.require(self.candidates is None, "candidates", problem)
         if is_noisy_channel:
@@ -97,10 +98,11 @@ class RerankConfig(Settings):
             self.require(is_program, "rerank_command", "starts a program that is not installed")
 
     @property
-    def reranking(self) -> RerankConfig | None:
-        """The settings of reranking, with absolute paths; None without reranking."""
-        if self.rerank is Reranking.none:
+    def enabled_reranking(self) -> RerankConfig | None:
+        """The settings of reranking alone, with absolute paths; None without reranking."""
+        if self.rerank is RerankScore.none:
             return None
+        # `self` is an instance of a subclass, which has other settings, too
         settings = {setting.name: getattr(self, setting.name) for setting in fields(RerankConfig)}
         config = RerankConfig(**settings)
         if config.reverse_model is not None:  # workers may have another current folder

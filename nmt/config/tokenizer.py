@@ -49,7 +49,7 @@ def check_symbol(key: str, symbol: str) -> None:
 class TokenizerConfig(Settings):
     """The SentencePiece model (section 5.1 of the paper: joint BPE, about 37,000 tokens)."""
 
-    prefix = "tokenizer."
+    key_prefix = "tokenizer."
     model: str | None = option(
         None, "SentencePiece .model, or folder of a model, to use instead of training one"
     )

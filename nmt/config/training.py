@@ -4,8 +4,8 @@ A run may be resumed with a new value of a setting, depending on `on_resume`:
 
 - "accept": the run uses the new value.
 - "log": the run uses the new value, and logs the change.
-- without `on_resume`: the rule of the group of the setting holds; without one, the change is an
-  error.
+- without `on_resume`: the setting has the rule of the group that contains it, such as `search`. If
+  there is no such rule, the change is an error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StageConfig(Settings):
     """
 
     # precedes the names of these settings in error messages; a class variable, not a setting
-    prefix = "stages."
+    key_prefix = "stages."
     # the default is invalid on purpose, so that every stage must set its start
     start: int = option(0, "number of updates after which the stage starts", low=1)
     mix: dict[str, float] = option(
@@ -120,11 +120,12 @@ class TrainConfig(RuntimeConfig):
     )
     mix: dict[str, float] = option(
         dict,
-        "weight of a corpus, such as mix.news=2, instead of the preprocessed one; 0 leaves it out",
+        "weights of corpora, such as mix.news=2, in place of the weights in the data folder; 0 "
+        "leaves a corpus out",
     )
     mix_temperature: float | None = option(
         None,
-        "temperature that evens out the shares of corpora if above 1; null: as preprocessed",
+        "above 1: evens out the shares of the corpora; null: the temperature of the data folder",
         low=1,
     )
     stages: dict[str, StageConfig] = option(
@@ -171,20 +172,20 @@ class TrainConfig(RuntimeConfig):
     )
     subword_sampling: float = option(
         0.0,
-        "share of merges that a bpe tokenizer leaves out at random (BPE-dropout), or alpha of a "
-        "unigram tokenizer; segments words differently in every update; 0 disables",
+        "segment words at random in every update: probability of skipping a merge with a bpe "
+        "tokenizer (BPE-dropout), alpha with a unigram tokenizer; 0 disables",
         low=0,
         below=1,
     )
     augment: AugmentConfig = option(AugmentConfig, "changes of the text of training pairs")
     lemmas: str | None = option(
         None,
-        "file of lines FORM<TAB>LEMMA; with it, most hints of augment.terminology are lemmas of "
+        "file with lines FORM<TAB>LEMMA; most hints of augment.terminology then have lemmas of "
         "target words",
     )
     noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
-    # None is written as auto
+    # on the command line and in YAML files, None is written as auto
     max_tokens: int | None = option(
         4096,
         "size of a batch on one device: rows * longest side, padding included; auto measures at "
@@ -259,8 +260,8 @@ class TrainConfig(RuntimeConfig):
     )
     compile: bool | None = option(
         None,
-        "compile the whole model with torch.compile; null: compile each layer, on a GPU where "
-        "that works",
+        "true: compile the whole model with torch.compile; null: compile each layer, if training "
+        "runs on a GPU on which torch.compile works",
         on_resume="log",
     )
     activation_checkpointing: bool = option(
@@ -277,6 +278,7 @@ class TrainConfig(RuntimeConfig):
 
     def check(self) -> None:
         self._check_stages()
+        self._check_weights()
         self._check_profile()
         for key, needed_key, problem in _REQUIREMENTS:
             if self._is_set(key):
@@ -286,12 +288,11 @@ class TrainConfig(RuntimeConfig):
         for key, conflicting_key, problem in _CONFLICTS:
             are_both_set = self._is_set(key) and self._is_set(conflicting_key)
             self.require(not are_both_set, key, problem)
-        trainable_parts = list(Part)
+        trained_parts = set(Part) - set(self.freeze)
         if self.adapter is Adapter.lora:  # LoRA adds nothing to embeddings
-            trainable_parts = [Part.encoder, Part.decoder]
-        trains_a_part = any(part not in self.freeze for part in trainable_parts)
+            trained_parts.discard(Part.embeddings)
         problem = "leaves nothing to train (adapter=lora trains no embeddings)"
-        self.require(trains_a_part, "freeze", problem)
+        self.require(bool(trained_parts), "freeze", problem)
         if self.sharding is Sharding.full:
             self._check_sharding()
         if self.optimizer.name is Optimizer.schedule_free:
@@ -312,11 +313,14 @@ class TrainConfig(RuntimeConfig):
 
     @property
     def max_batch_tokens(self) -> int:
-        """The maximum size of a batch: `max_tokens`, or `tokens_per_update` if it is None.
+        """The maximum size of a batch: `max_tokens`, or an estimate before it is measured.
 
-        With max_tokens=auto, it is None until training has measured which size fits in memory.
+        With max_tokens=auto, `max_tokens` is None until training has measured which size fits in
+        memory. The estimate is `tokens_per_update`.
         """
-        return self.max_tokens or self.tokens_per_update
+        if self.max_tokens is None:
+            return self.tokens_per_update
+        return self.max_tokens
 
     @property
     def profiled_updates(self) -> range:
@@ -345,8 +349,6 @@ class TrainConfig(RuntimeConfig):
 
     def _check_stages(self) -> None:
         """Raise a `ConfigError` for equal starts, unknown keys and invalid values of stages."""
-        # weights of corpora, by the name of their setting, such as "stages.final.mix.news"
-        weight_by_setting = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
         augment_keys = [setting.name for setting in fields(AugmentConfig)]
         for name, stage in self.stages.items():
@@ -363,12 +365,18 @@ class TrainConfig(RuntimeConfig):
                 require_valid(
                     key in augment_keys, f"stages.{name}.augment.{key}", probability, problem
                 )
-            self.augment_at(stage)  # only to raise its error for an invalid probability
-            for corpus, weight in stage.mix.items():
-                weight_by_setting[f"stages.{name}.mix.{corpus}"] = weight
-        for setting_name, weight in weight_by_setting.items():
-            is_valid = 0 <= weight <= MAX_NUMBER
-            require_valid(is_valid, setting_name, weight, "must be a number from 0")
+            self.augment_at(stage)  # called for its error if a probability is invalid
+
+    def _check_weights(self) -> None:
+        """Raise a `ConfigError` for an invalid weight of a corpus in `mix` or in a stage."""
+        weights_by_setting = {"mix": self.mix}
+        for name, stage in self.stages.items():
+            weights_by_setting[f"stages.{name}.mix"] = stage.mix
+        for setting_name, weights in weights_by_setting.items():
+            for corpus, weight in weights.items():
+                is_valid = 0 <= weight <= MAX_NUMBER
+                problem = "must be a number from 0"
+                require_valid(is_valid, f"{setting_name}.{corpus}", weight, problem)
 
     def augment_at(self, stage: StageConfig) -> AugmentConfig:
         """Return the augmentation in a stage. Raises `ConfigError` for invalid probabilities."""
@@ -378,14 +386,14 @@ class TrainConfig(RuntimeConfig):
     def changes_lengths(self) -> bool:
         """Whether training changes the numbers of tokens of pairs in the data folder."""
         changes_tokens = self.subword_sampling > 0 or self.noise.drop > 0
-        return changes_tokens or any(augment.is_enabled for augment in self._all_augment())
+        return changes_tokens or any(augment.is_enabled for augment in self._augment_configs())
 
     @property
     def has_hints(self) -> bool:
-        """Whether training adds hints to sources, in any stage."""
-        return any(augment.terminology > 0 for augment in self._all_augment())
+        """Whether training adds hints of terms to sources (`augment.terminology`), in any stage."""
+        return any(augment.terminology > 0 for augment in self._augment_configs())
 
-    def _all_augment(self) -> list[AugmentConfig]:
+    def _augment_configs(self) -> list[AugmentConfig]:
         """Return the augmentation before the first stage and in each stage."""
         return [self.augment, *map(self.augment_at, self.stages.values())]
 
@@ -394,7 +402,8 @@ class TrainConfig(RuntimeConfig):
         value = getattr(self, key)
         if not value:
             return False
-        default = self.__dataclass_fields__[key].default  # lists and dicts are empty by default
+        # for a list or dict, which is empty by default, this is MISSING: no value is equal to it
+        default = self.__dataclass_fields__[key].default
         return bool(value != default)
 
 

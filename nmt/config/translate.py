@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from nmt.config.options import OutputFormat, normalize_stream, option
-from nmt.config.rerank import RerankConfig, Reranking
+from nmt.config.rerank import RerankConfig, RerankScore
 from nmt.config.runtime import Engine, InferenceConfig
 from nmt.config.search import ScoringOverrides, SearchOverrides, override_search_setting
 from nmt.errors import ConfigError
@@ -177,7 +177,7 @@ class TranslateConfig(FileTranslationConfig):
             is_possible = is_text and self.n_best == 1 and self.prefixes is None
             problem = "only works with format=text, n_best=1 and no prefixes"
             self.require(is_possible, "context", problem)
-            self.require(self.rerank is Reranking.none, "context", "does not work with rerank")
+            self.require(self.rerank is RerankScore.none, "context", "does not work with rerank")
         # /dev/stdin and /dev/stdout become -
         self.input = normalize_stream(self.input)
         self.output = normalize_stream(self.output)

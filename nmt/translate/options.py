@@ -10,8 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from nmt.config import (
     RerankConfig,
-    Reranking,
     RerankOptions,
+    RerankScore,
     SearchConfig,
     SearchOptions,
     TooLong,
@@ -165,7 +165,7 @@ def make_line_options(
     rerank_options = select_options(checked_options, RerankOptions)
     if rerank_options:
         rerank_config = RerankConfig(**rerank_options)
-        if rerank_config.rerank is not Reranking.none:
+        if rerank_config.rerank is not RerankScore.none:
             rerank = rerank_config
     if best_only:
         n_best = 1

@@ -1,7 +1,7 @@
 """Rerank the candidates of a search by another score.
 
 A reranker has the interface `Reranker`. To add one, write a class, enter it in `_RERANKERS`, and
-add its name to `nmt.config.Reranking`.
+add its name to `nmt.config.RerankScore`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
-from nmt.config import RerankConfig, Reranking
+from nmt.config import RerankConfig, RerankScore
 from nmt.data.languages import LanguagePair, Tags, split_tag
 from nmt.errors import ConfigError
 from nmt.runtime.score_command import run_score_command
@@ -92,10 +92,10 @@ class ScoreCommand:
         return scored
 
 
-_RERANKERS: dict[Reranking, Callable[[RerankConfig, Sequence[LanguagePair], str], Reranker]] = {
-    Reranking.mbr: MinimumBayesRisk,
-    Reranking.noisy_channel: NoisyChannel,
-    Reranking.command: ScoreCommand,
+_RERANKERS: dict[RerankScore, Callable[[RerankConfig, Sequence[LanguagePair], str], Reranker]] = {
+    RerankScore.mbr: MinimumBayesRisk,
+    RerankScore.noisy_channel: NoisyChannel,
+    RerankScore.command: ScoreCommand,
 }
 
 

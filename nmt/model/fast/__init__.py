@@ -43,7 +43,8 @@ class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
     # class attributes, since `accelerate` does not call `__init__`
-    reordered_weights: ReorderedWeights | None = None  # copies of the output matrix, see `freeze`
+    # copies of the output matrix, see `prepare_for_inference`
+    reordered_weights: ReorderedWeights | None = None
     step_decoder: StepDecoder | None = None  # the first `start` builds it for frozen weights
     single_transformer: SingleTransformer | None = None  # the first `start_single` builds it
 
@@ -152,8 +153,8 @@ class FastTransformer(Transformer):
     def _is_frozen(self) -> bool:
         """Return whether decoding may use copies of the weights.
 
-        This requires that `freeze` was called for a float32 model on a CPU, and that neither
-        gradients nor autocast need the original weights.
+        This requires that `prepare_for_inference` was called for a float32 model on a CPU, and that
+        neither gradients nor autocast need the original weights.
         """
         weight = self.embedding.weight
         return (
@@ -185,7 +186,7 @@ def accelerate(model: Transformer) -> FastTransformer:
     return cast(FastTransformer, model)
 
 
-def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
+def prepare_for_inference(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
     """Prepare a model for inference: from now on its weights must not change.
 
     Linear layers may then keep copies of their weights in oneDNN's layout, made at their first

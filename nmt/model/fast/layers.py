@@ -61,7 +61,7 @@ RoundedWeights = dict[tuple[int, int], RoundedBlock]
 class FastLinear(nn.Linear):
     """x W^T + b, by the fastest kernel; `block` computes only some of the outputs."""
 
-    reordered_weights: ReorderedWeights | None = None  # set by `freeze`
+    reordered_weights: ReorderedWeights | None = None  # set by `prepare_for_inference`
     rounded_weights: RoundedWeights | None = None  # set by `cache_rounded_weights`
 
     def forward(self, input: Tensor) -> Tensor:

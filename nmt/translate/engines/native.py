@@ -1,6 +1,6 @@
 """The native engine: search and scoring with PyTorch, by one model or an ensemble."""
 
-# B sentences, S source, T target; S and T include EOS
+# In shapes: B sentences, S source tokens and T target tokens, both with EOS
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nmt.config import Combine, DType, SearchConfig, choose, resolve_path
 from nmt.data.batch import bucket_by_length, pad, pad_source
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, ModelError
-from nmt.model.fast import freeze
+from nmt.model.fast import prepare_for_inference
 from nmt.model.fast.transfer import to_cpu
 from nmt.runtime.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.search.beam import BeamSearch
@@ -43,7 +43,12 @@ _GPU_BATCH_TOKENS = 65536  # tokens of a batch; an estimate, not measured
 
 
 class NativeBackend:
-    """Searches and scores with PyTorch; supports every setting of `SearchConfig`."""
+    """Searches and scores with PyTorch; supports every setting of `SearchConfig`.
+
+    Args:
+        stepper: computes the log-probabilities of tokens, with one model or an ensemble.
+        tokenizer: the tokenizers of source and target.
+    """
 
     num_workers = 1  # a single search already uses all threads in its matrix multiplications
 
@@ -53,7 +58,7 @@ class NativeBackend:
         self.max_tokens = _GPU_BATCH_TOKENS if stepper.device.type == "cuda" else _CPU_BATCH_TOKENS
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """See `Backend.check`."""
+        """Accept every setting; see `Backend.check`."""
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
@@ -65,20 +70,24 @@ class NativeBackend:
     def _score_loops(self, request: SearchRequest, hypotheses: list[list[Hypothesis]]) -> None:
         """Add log-probabilities to greedy translations that loop or are cut off.
 
-        Greedy search does not compute log-probabilities, but `replace_loops` needs them to compare
-        these translations with a second search.
+        `replace_loops` compares these translations with the results of a second search by their
+        log-probabilities, which greedy search does not compute.
         """
         indices = []
         targets = []
         for i, [hypothesis] in enumerate(hypotheses):  # greedy search returns one per source
             if needs_second_search(request.sources[i], hypothesis):
+                target = hypothesis.tokens
+                if hypothesis.finished:
+                    target = target[:-1]  # `score` adds EOS
                 indices.append(i)
-                targets.append(hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens)
+                targets.append(target)
         sources = [request.sources[i] for i in indices]
         scored_hypotheses = self.score(sources, targets, request.config, self.max_tokens)
-        for i, scored in zip(indices, scored_hypotheses, strict=True):
+        for i, scored_hypothesis in zip(indices, scored_hypotheses, strict=True):
             [hypothesis] = hypotheses[i]
-            log_probs = scored.token_log_probs[: len(hypothesis.tokens)]  # `score` adds EOS
+            num_tokens = len(hypothesis.tokens)  # without EOS if the hypothesis is unfinished
+            log_probs = scored_hypothesis.token_log_probs[:num_tokens]
             hypotheses[i] = [replace(hypothesis, log_prob=math.fsum(log_probs))]
 
     def can_join(self, request: SearchRequest) -> bool:
@@ -100,30 +109,32 @@ class NativeBackend:
         lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], dtype=np.int32)
         max_tokens = max(max_tokens, int(lengths.max()))  # the longest pair must fit
         hypotheses: dict[int, Hypothesis] = {}
-        for batch in bucket_by_length(lengths, max_tokens, order=np.arange(len(lengths))):
+        input_order = np.arange(len(lengths))
+        for batch in bucket_by_length(lengths, max_tokens, order=input_order):
             indices = batch.tolist()
-            scored = self._score_batch(
-                [sources[i] for i in indices], [targets[i] for i in indices], config
-            )
-            hypotheses.update(zip(indices, scored, strict=True))
+            batch_sources = [sources[i] for i in indices]
+            batch_targets = [targets[i] for i in indices]
+            batch_hypotheses = self._score_batch(batch_sources, batch_targets, config)
+            hypotheses.update(zip(indices, batch_hypotheses, strict=True))
         return [hypotheses[i] for i in range(len(sources))]
 
     def _score_batch(
         self, sources: list[Ids], targets: list[Ids], config: SearchConfig
     ) -> list[Hypothesis]:
         """Score a batch of pairs in one forward pass."""
-        tokenizer = self.tokenizer.tgt
+        tgt_tokenizer = self.tokenizer.tgt
+        pad_id = tgt_tokenizer.pad_id
         src, src_lengths = pad_source(sources, self.tokenizer)  # (B, S), (B,)
-        tgt_in = pad(targets, pad_id=tokenizer.pad_id, bos=tokenizer.bos_id)  # (B, T)
-        tgt_out = pad(targets, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id)  # (B, T)
-        scored = self.stepper.score(
+        tgt_in = pad(targets, pad_id=pad_id, bos=tgt_tokenizer.bos_id)  # (B, T)
+        tgt_out = pad(targets, pad_id=pad_id, eos=tgt_tokenizer.eos_id)  # (B, T)
+        scores = self.stepper.score(
             src, src_lengths, tgt_in, tgt_out, with_attention=config.needs_attention
         )
         attention = None
-        if scored.attention is None:
-            [log_probs] = to_cpu(scored.log_probs)  # (B, T)
+        if scores.attention is None:
+            [log_probs] = to_cpu(scores.log_probs)  # (B, T)
         else:
-            log_probs, attention = to_cpu(scored.log_probs, scored.attention)  # (B, T), (B, T, S)
+            log_probs, attention = to_cpu(scores.log_probs, scores.attention)  # (B, T), (B, T, S)
         hypotheses = []
         for i, target in enumerate(targets):
             length = len(target) + 1
@@ -133,18 +144,18 @@ class NativeBackend:
             if attention is not None:
                 weights = attention[i, :length]  # (T, S)
                 attention_sums = weights.sum(dim=0, keepdim=True)  # (1, S)
-                num_src_tokens = src_lengths[i : i + 1] - 1  # (1,), without EOS
-                coverage = float(coverage_score(attention_sums, num_src_tokens))
+                num_src_tokens = src_lengths[i] - 1  # (), without EOS
+                coverage = float(coverage_score(attention_sums, num_src_tokens.unsqueeze(0)))
                 alignment = weights.argmax(dim=1).tolist()
                 if self.stepper.shifts_alignment:
                     alignment = shift_alignment(
-                        alignment, tokens, tokenizer.eos_id, int(num_src_tokens)
+                        alignment, tokens, tgt_tokenizer.eos_id, int(num_src_tokens)
                     )
             hypothesis = Hypothesis.from_tokens(
                 tokens,
                 log_probs[i, :length].tolist(),
                 config,
-                eos_id=tokenizer.eos_id,
+                eos_id=tgt_tokenizer.eos_id,
                 coverage=coverage,
                 alignment=alignment,
             )
@@ -177,14 +188,20 @@ def load_models(
                 "models trained on the same data folder"
             )
     if torch_device.type == "cpu":
-        keep_freed_memory()
+        keep_freed_memory()  # a search allocates tensors of the same sizes again and again
     steppers: list[Stepper] = []
     for requested, folder, info in zip(folders, model_folders, infos, strict=True):
         model = build_model(info, load_weights(folder), torch_device)
-        steppers.append(ModelStepper(model, freeze(model, torch_dtype)))
-        ignored_models = describe_other_models(resolve_path(requested), folder)
+        autocast_dtype = prepare_for_inference(model, torch_dtype)
+        steppers.append(ModelStepper(model, autocast_dtype))
+        # such as "; not used: best (800 updates)"
+        note_on_other_models = describe_other_models(resolve_path(requested), folder)
         log.info(
-            "model %s, %d updates, on %s%s", folder, info.updates, torch_device, ignored_models
+            "model %s, %d updates, on %s%s",
+            folder,
+            info.updates,
+            torch_device,
+            note_on_other_models,
         )
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
     tokenizer = load_model_tokenizers(model_folders[0], infos[0])
