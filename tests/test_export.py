@@ -154,7 +154,7 @@ def test_an_export_may_replace_an_export_and_nothing_else_and_leaves_nothing_whe
     (tmp_path / "mine" / "letter.txt").write_text("dear", encoding="utf-8")
     for folder in (tmp_path / "mine", model):
         files = sorted(folder.iterdir())
-        with pytest.raises(NmtError, match=r"exists and holds no nmt\.json of nmt"):
+        with pytest.raises(NmtError, match=r"exists and has no nmt\.json of nmt"):
             export_model(model, folder, ExportConfig())
         assert sorted(folder.iterdir()) == files
     monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)  # importing it is an error

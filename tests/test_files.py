@@ -86,7 +86,7 @@ def test_foreign_and_irreplaceable_folders_are_refused_and_kept(
     expected = tree(tmp_path)
     for name in ("home", "file"):
         with (
-            pytest.raises(NmtError, match=rf"{name} exists and holds no {MARKER}"),
+            pytest.raises(NmtError, match=rf"{name} exists and has no {MARKER}"),
             replace_folder(tmp_path / name, marker=MARKER),
         ):
             pytest.fail("the block must not be entered")

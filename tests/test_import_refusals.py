@@ -327,6 +327,6 @@ def test_the_input_has_to_be_a_model_and_the_output_must_not_be_anything_else(
         arguments = [f"input={folder / 'config.json'}", f"format={toolkit}"]
         assert command("import", arguments, f"output={tmp_path / toolkit}") == 0
     assert command("import", f"input={folder}", f"output={folder}") == 2
-    assert "exists and holds no config.json of nmt" in capsys.readouterr().err
+    assert "exists and has no config.json of nmt" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == files
     assert command("import") == 2

@@ -18,15 +18,17 @@ END_MARKS = (".。．।۔", "?？؟", "!！", "…", ";；؛", ":：")
 MAX_TYPOS = 4  # largest number of typos in a text
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _SIMILAR = {"o": "0", "0": "o", "l": "1", "1": "l", "i": "1", "s": "5", "e": "3", "a": "@"}
+_LATIN = "abcdefghijklmnopqrstuvwxyz"
+_DIGITS = "0123456789"
 # NFKC normalization, the default of tokenizers, changes no character of _ALPHABETS and _SYMBOLS
 _ALPHABETS = (
-    "abcdefghijklmnopqrstuvwxyz",
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    _LATIN,
+    _LATIN.upper(),
     "αβγδεζηθικλμνξοπρστυφχψω",
     "абвгдежзиклмнопрстуфхцчшщэюя",
-    "0123456789",
+    _DIGITS,
 )
-# ranges of code points: the first one, and the end, which is not in the range
+# ranges of code points: the first code point, and the one after the last
 _EMOJI_RANGES = ((0x1F300, 0x1F320), (0x1F400, 0x1F4FD), (0x1F600, 0x1F640), (0x1F680, 0x1F6C5))
 _SYMBOLS = "★☆♥♦♣♠✓✗→←↑↓⇒§¶†‡•◆●○■□▲▼€£¥±×÷≠≤≥∞√∑#@&%*+=~^|\\/<>[]{}"
 _TOP_DOMAINS = ("com", "org", "net", "de", "fr", "io")
@@ -45,7 +47,8 @@ def has_case(text: str) -> bool:
 
 def to_title(text: str) -> str:
     """Capitalize the first character of each word. Words are separated by whitespace."""
-    return re.sub(r"(?<!\S)\S", lambda match: match[0].upper(), text)
+    first_character = r"(?<!\S)\S"  # not after a character other than whitespace
+    return re.sub(first_character, lambda match: match[0].upper(), text)
 
 
 CASES: dict[str, Callable[[str], str]] = {
@@ -56,9 +59,9 @@ CASES: dict[str, Callable[[str], str]] = {
 
 
 def remove_end_marks(src: str, tgt: str) -> tuple[str, str]:
-    """Remove the final punctuation of two texts if both end with the same kind of mark.
+    """Remove the final punctuation of two texts if both end with equivalent marks.
 
-    A pair stays unchanged if one of its texts has nothing else.
+    If nothing of one text would be left, both texts stay unchanged.
     """
     for marks in END_MARKS:
         if src.endswith(tuple(marks)) and tgt.endswith(tuple(marks)):
@@ -70,7 +73,7 @@ def remove_end_marks(src: str, tgt: str) -> tuple[str, str]:
 
 
 def perturb_line(
-    src: str, references: Sequence[str], kind: Perturbation, rng: Random
+    src: str, references: Sequence[str], perturbation: Perturbation, rng: Random
 ) -> tuple[str, list[str]]:
     """Perturb a source, and change its references if the correct translation changes with it.
 
@@ -78,24 +81,30 @@ def perturb_line(
     all references end with equivalent marks. The case changes only if most letters of the source
     have a case.
     """
-    if kind is Perturbation.typos:
+    if perturbation is Perturbation.typos:
         return add_typos(src, MAX_TYPOS, rng), list(references)
-    if kind is Perturbation.noise:
+    if perturbation is Perturbation.noise:
         word = draw_word_to_copy(rng)
         return f"{src} {word}", [f"{reference} {word}" for reference in references]
-    if kind is Perturbation.punct:
-        stripped_src = src
-        stripped_references = []
-        for reference in references:
-            stripped_src, stripped_reference = remove_end_marks(src, reference)
-            if stripped_src == src:
-                return src, list(references)
-            stripped_references.append(stripped_reference)
-        return stripped_src, stripped_references
+    if perturbation is Perturbation.punct:
+        return _remove_end_marks_of_all(src, references)
     if not has_case(src):
         return src, list(references)
-    change_case = CASES[kind.value]
+    change_case = CASES[perturbation.value]  # upper, title or lower
     return change_case(src), [change_case(reference) for reference in references]
+
+
+def _remove_end_marks_of_all(src: str, references: Sequence[str]) -> tuple[str, list[str]]:
+    """Remove the final punctuation of a source and its references; see `perturb_line`."""
+    stripped_src = src
+    stripped_references = []
+    for reference in references:
+        stripped_src, stripped_reference = remove_end_marks(src, reference)
+        has_removed = stripped_src != src
+        if not has_removed:
+            return src, list(references)
+        stripped_references.append(stripped_reference)
+    return stripped_src, stripped_references
 
 
 # --- typos
@@ -180,7 +189,7 @@ def _use_similar(text: str, position: int, rng: Random) -> str:
 
 
 def _join_repeated(text: str, position: int, rng: Random) -> str:
-    """Write a doubled letter once: the first one at or after `position`."""
+    """Remove one letter of the first doubled letter at or after `position`."""
     match = re.search(r"(\w)\1", text[position:])
     if match is None:
         return text
@@ -214,13 +223,15 @@ _TYPOS: tuple[Callable[[str, int, Random], str], ...] = (
 
 
 def misplace_space(text: str, rng: Random) -> str:
-    """Add a space before a punctuation mark within the text, or remove the space after it."""
+    """Misplace the space after a punctuation mark within the text.
+
+    Removes the space, adds another one before the mark, or moves the space there.
+    """
     matches = list(re.finditer(r"(?<=\w)([,.;:!?]) (?=\w)", text))
     if not matches:
         return text
     match = rng.choice(matches)
     mark = match[1]
-    # no space after the mark, a space on both sides, or a space only before it
     replacement = rng.choice((mark, f" {mark} ", f" {mark}"))
     return text[: match.start()] + replacement + text[match.end() :]
 
@@ -255,7 +266,7 @@ def _draw_symbols(rng: Random) -> str:
 
 
 def _draw_name(rng: Random) -> str:
-    return "".join(rng.choices(_ALPHABETS[0] + _ALPHABETS[-1], k=rng.randint(2, 8)))
+    return "".join(rng.choices(_LATIN + _DIGITS, k=rng.randint(2, 8)))
 
 
 def _draw_url(rng: Random) -> str:

@@ -49,7 +49,7 @@ from nmt.data.tokenizer import (
 )
 from nmt.errors import ConfigError
 from nmt.export import argos, bergamot, ctranslate2, huggingface, marian, onnx, web
-from nmt.export.shortlist import learn_shortlist, write_vmap
+from nmt.export.shortlist import learn_shortlist, write_ctranslate2_shortlist
 from nmt.model_card import CARD, render_card
 from nmt.runtime.files import replace_folder, write_json
 from nmt.runtime.signatures import sign_folder
@@ -73,24 +73,25 @@ _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.bergamot: "marian",
 }
 Support: TypeAlias = dict[str, list[Any] | None]
-"""For settings of the architecture, the values that are supported; None stands for all values."""
+"""The supported values of each setting of the architecture, or `_ANY_VALUE`."""
+_ANY_VALUE = None
 
 _COMMON_SUPPORT: Support = {
-    "num_encoder_layers": None,
-    "num_decoder_layers": None,
-    "d_model": None,
-    "d_ff": None,
-    "decoder_d_ff": None,
-    "num_heads": None,
-    "position_offset": None,
-    "num_positions": None,
-    "max_distance": None,
-    "scale_embedding": None,
-    "tied_output": None,
-    "output_bias": None,
-    "norm": None,
-    "alignment_heads": None,
-    "alignment_shift": None,
+    "num_encoder_layers": _ANY_VALUE,
+    "num_decoder_layers": _ANY_VALUE,
+    "d_model": _ANY_VALUE,
+    "d_ff": _ANY_VALUE,
+    "decoder_d_ff": _ANY_VALUE,
+    "num_heads": _ANY_VALUE,
+    "position_offset": _ANY_VALUE,
+    "num_positions": _ANY_VALUE,
+    "max_distance": _ANY_VALUE,
+    "scale_embedding": _ANY_VALUE,
+    "tied_output": _ANY_VALUE,
+    "output_bias": _ANY_VALUE,
+    "norm": _ANY_VALUE,
+    "alignment_heads": _ANY_VALUE,
+    "alignment_shift": _ANY_VALUE,
     "decoder": [Decoder.attention],
 }
 _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
@@ -105,9 +106,9 @@ _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     ],
     "activation": [Activation.relu, Activation.gelu, Activation.silu, Activation.swiglu],
     "norm_layer": [NormLayer.layer, NormLayer.rms],
-    "num_kv_heads": None,
-    "qk_norm": None,
-    "source_eos": None,
+    "num_kv_heads": _ANY_VALUE,
+    "qk_norm": _ANY_VALUE,
+    "source_eos": _ANY_VALUE,
 }
 _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
     "positions": [layout for layout in Positions if layout.is_added_to_embeddings],
@@ -116,10 +117,11 @@ _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
     "num_kv_heads": [None],
     "qk_norm": [False],
     "scale_embedding": [True],
-    "decoder": None,
+    "decoder": _ANY_VALUE,
 }
-_ONNX_SUPPORT: Support = {setting.name: None for setting in dataclasses.fields(ModelConfig)}
-# the cache of an SSRU has a state of d_model numbers instead of the keys of all heads
+_ONNX_SUPPORT: Support = {setting.name: _ANY_VALUE for setting in dataclasses.fields(ModelConfig)}
+# The state of an SSRU (simpler simple recurrent unit) has d_model numbers, which are divided into
+# the heads of the cache. So all heads together must have d_model numbers, which is the default.
 _ONNX_SSRU_SUPPORT: Support = {"head_size": [None], "num_kv_heads": [None]}
 _MARIAN_SSRU_SUPPORT: Support = {
     "positions": [Positions.sinusoidal_concat],
@@ -134,7 +136,7 @@ _SSRU_SUPPORT = {
 """The settings that formats support differently in models with SSRUs."""
 SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.ctranslate2: _CTRANSLATE2_SUPPORT,
-    # source_eos=false is not supported, since tokenizers of transformers always add EOS
+    # without source_eos: it must be true, since tokenizers of transformers always add EOS
     ExportFormat.huggingface: _COMMON_SUPPORT
     | {
         "positions": [layout for layout in Positions if layout.is_added_to_embeddings],
@@ -147,8 +149,8 @@ SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.onnx: _ONNX_SUPPORT,
     ExportFormat.marian: _MARIAN_SUPPORT,
     ExportFormat.web: _ONNX_SUPPORT,
-    # browsermt/marian-dev gives the feed-forward layers of both stacks the same size, and with
-    # pre-norm normalizes only the queries of self-attention
+    # In browsermt/marian-dev, the feed-forward layers of encoder and decoder have the same size.
+    # With pre-norm, it normalizes only the queries of self-attention, and not keys and values.
     ExportFormat.bergamot: _MARIAN_SUPPORT
     | {
         "positions": [layout for layout in Positions if layout.is_sinusoidal],
@@ -228,7 +230,7 @@ def _write_shortlist(
         path = folder / bergamot.shortlist_file_name(info)
         path.write_bytes(bergamot.encode_shortlist(candidates, tokenizers))
     else:
-        write_vmap(folder, candidates, tokenizers)
+        write_ctranslate2_shortlist(folder, candidates, tokenizers)
 
 
 def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[str]:
@@ -241,14 +243,15 @@ def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[st
     support = SUPPORTED[export_format]
     if model.decoder is Decoder.ssru:
         support = support | _SSRU_SUPPORT.get(export_format, {})
-    if model.head_size == model.d_model // model.num_heads:
-        model = dataclasses.replace(model, head_size=None)  # the default gives the same size
+    default_head_size = model.d_model // model.num_heads
+    if model.head_size == default_head_size:
+        model = dataclasses.replace(model, head_size=None)  # the same architecture
     for setting in dataclasses.fields(model):
         if "dropout" in setting.name:
             continue
         value = getattr(model, setting.name)
         supported = support.get(setting.name, [setting.default])
-        if supported is not None and value not in supported:
+        if supported is not _ANY_VALUE and value not in supported:
             names = ", ".join(map(_format_value, supported))
             unsupported.append(f"model.{setting.name}={_format_value(value)} (only {names})")
     return unsupported
@@ -287,28 +290,31 @@ def _readme_template() -> Template:
 
 def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> str:
     """Return the README.md of an exported folder, from `readme.md.j2`."""
-    # variables of the README's code, and the SentencePiece models that they load
+    # file names of SentencePiece models, keyed by the variable of the README's code that loads them
     tokenizer_files = {"source": SRC_MODEL, "target": TGT_MODEL}
     if isinstance(tokenizers, Tokenizer):
         tokenizer_files = {"tokenizer": JOINT_MODEL}
     src = tokenizers.src
     tgt = tokenizers.tgt
     directions = [direction for direction in info.directions if direction.has_tag]
-    if src.language_ids and directions:  # a tag is a single id, not text
+    if src.language_ids and directions:
+        # The tags of M2M100 and NLLB are ids, which the README's code cannot encode from text. So
+        # the README shows the first direction, with the ids of its tags.
         src = _set_language(src, directions[0].src_tag)
         tgt = _set_language(tgt, directions[0].tgt_tag)
         directions = []
     bergamot_settings = {}
     if config.format is ExportFormat.bergamot:
         bergamot_settings = bergamot.make_settings(info, tokenizers, config)
+    has_joint_vocabulary = info.src_vocab_size is None
     vocabulary_files = (SRC_VOCABULARY, TGT_VOCABULARY)
-    if info.src_vocab_size is None:
+    if has_joint_vocabulary:
         vocabulary_files = (VOCABULARY, VOCABULARY)
     return _readme_template().render(
         info=info,
         config=config,
         opset=onnx.OPSET,
-        has_new_marian_type=marian.needs_new_type(info.model, config.format),
+        needs_new_marian_type=marian.needs_new_type(info.model, config.format),
         bergamot_settings=bergamot_settings,
         tokenizer_files=tokenizer_files,
         has_position_table=info.model.positions in (Positions.sinusoidal_concat, Positions.learned),
@@ -316,7 +322,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         src=src,
         tgt=tgt,
         vocabulary_files=vocabulary_files,
-        has_own_vocabulary=tgt.is_imported,
+        is_imported=tgt.is_imported,
         directions=directions,
         has_prefix=bool(src.prefix_ids or tgt.prefix_ids),
         src_prefix=src.pieces(src.prefix_ids),
@@ -329,8 +335,10 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
 def _set_language(tokenizer: Tokenizer, language: str) -> Tokenizer:
     """Return a tokenizer of M2M100 or NLLB that puts `language` before every text.
 
-    If `language` is "", the prefix stays as it is.
+    If `language` is "", the `prefix_ids` stay as they are.
     """
     assert tokenizer.vocabulary is not None
-    prefix = tokenizer.encode(language) or tokenizer.prefix_ids
-    return MappedTokenizer(tokenizer.model, tokenizer.vocabulary, prefix)
+    prefix_ids = tokenizer.prefix_ids
+    if language:
+        prefix_ids = tokenizer.encode(language)
+    return MappedTokenizer(tokenizer.model, tokenizer.vocabulary, prefix_ids)

@@ -63,7 +63,9 @@ def open_training_pairs(setting: str, data_dir: Path, tokenizer_sha256: str) -> 
     return ParallelData(data_dir, "train")
 
 
-def write_vmap(folder: Path, candidates: Candidates, tokenizers: Tokenizers) -> None:
+def write_ctranslate2_shortlist(
+    folder: Path, candidates: Candidates, tokenizers: Tokenizers
+) -> None:
     """Write a shortlist into a CTranslate2 folder."""
     tgt_pieces = tokenizers.tgt.all_pieces()
     lines = [_format_line("", candidates.common, tgt_pieces)]

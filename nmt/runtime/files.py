@@ -48,16 +48,17 @@ def describe_folder_problem(folder: Path, otherwise: str) -> str:
 
 
 @contextlib.contextmanager
-def disk_errors(name: object, advice: str) -> Iterator[None]:
-    """Turn an `OSError` of the `with` block into an `NmtError` with `name` and `advice`.
+def disk_errors(output: object, advice: str) -> Iterator[None]:
+    """Turn an `OSError` of the `with` block into an `NmtError` with `output` and `advice`.
 
-    The block must write only to `name`, since the message says that `name` cannot be written.
+    `output` is a path or its description. The block must write only there, since the message says
+    that `output` cannot be written.
     """
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise NmtError(f"{name} cannot be written: {reason}; {advice}") from None
+        raise NmtError(f"{output} cannot be written: {reason}; {advice}") from None
 
 
 @contextlib.contextmanager
@@ -105,12 +106,12 @@ def publish_folder(new_folder: Path, folder: Path) -> None:
     write_manifest(new_folder)
     make_readable_and_sync(new_folder)
     temporary = _temporary_name(folder)
-    if new_folder != temporary:  # `replace_folder` fills a folder of the temporary name
+    if new_folder != temporary:  # `replace_folder` already uses the temporary name
         os.rename(new_folder, temporary)
     if folder.exists():
         _exchange(temporary, folder)
         sync(folder.parent)
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary)  # since the exchange, this is the old folder
     else:
         os.rename(temporary, folder)
         sync(folder.parent)
@@ -120,8 +121,7 @@ def _exchange(new_folder: Path, folder: Path) -> None:
     """Exchange the names of two folders, in one step if the system can."""
     if _exchange_in_one_step(new_folder, folder):
         return
-    old_folder = _temporary_name(folder, "old")
-    # three renames, in which `old_folder` is the free name that a swap needs
+    old_folder = _temporary_name(folder, "old")  # a name for the time of the exchange
     os.rename(folder, old_folder)
     os.rename(new_folder, folder)
     os.rename(old_folder, new_folder)
@@ -181,14 +181,20 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_all_temporary(folder: Path) -> None:
-    """Remove the temporary files in `folder`; no other process may be writing there."""
+    """Remove the temporary files in `folder`, and restore originals that are missing.
+
+    No other process may be writing there.
+    """
     for pattern in (".*.old", ".*.tmp"):
         for leftover in folder.glob(pattern):
             _remove_or_restore(leftover)
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove the temporary files of `path` that killed processes of this machine left behind."""
+    """Remove the temporary files of `path` that killed processes of this machine left behind.
+
+    If `path` itself is missing, because a process was killed while it replaced `path`, restores it.
+    """
     prefix = f".{path.name}.{_HOST}."
     for suffix in (".old", ".tmp"):
         for leftover in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
@@ -199,9 +205,9 @@ def remove_abandoned(path: Path) -> None:
 
 def _remove_or_restore(leftover: Path) -> None:
     """Rename an old version back if its original is missing; remove any other leftover."""
-    # the name is .NAME.HOST.PID.SUFFIX, and NAME may have dots
-    original_name = leftover.name.removeprefix(".").rsplit(".", maxsplit=3)[0]
-    original = leftover.with_name(original_name)
+    # the name is .NAME.HOST.PID.SUFFIX; NAME may have dots, so divide from the right
+    name_parts = leftover.name.removeprefix(".").rsplit(".", maxsplit=3)
+    original = leftover.with_name(name_parts[0])
     if leftover.suffix == ".old" and not original.exists():
         os.rename(leftover, original)
     elif leftover.is_dir() and not leftover.is_symlink():
@@ -231,7 +237,7 @@ def check_replaceable(folder: Path, marker: str) -> None:
     A foreign folder has files, but not the `marker` that `replace_folder` describes.
     """
     if folder.is_file() or _is_foreign(folder, marker):
-        raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
+        raise NmtError(f"{folder} exists and has no {marker} of nmt; choose another folder")
     if os.path.ismount(folder):
         raise NmtError(f"{folder} is a mount point and cannot be replaced; choose a folder in it")
     if folder.exists() and folder.samefile(os.curdir):
