@@ -155,7 +155,7 @@ def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None
     encoded = encode_window(Window(0, lines), tokenizer, options)
     assert encoded.texts[:2] == ["<2de> The small house", "<2fr> The green tree"]
     assert encoded.cases[:2] == ["upper", "title"]
-    assert encoded.copied == ["", "", "www.example.com", "{x}", "", "", ""]
+    assert encoded.copied_texts == ["", "", "www.example.com", "{x}", "", "", ""]
     assert not any(encoded.segments[2:])
     texts = ("a", "b", "www.example.com", "", "", "", "")
     results = [LineResult([replace(EMPTY, text=text)]) for text in texts]

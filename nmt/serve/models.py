@@ -41,8 +41,9 @@ class TranslationOptions:
     n_best: int = 1
     with_scores: bool = False
     split_sentences: bool | None = None  # None for the setting of the server
-    prefix: str = ""  # text that the translation of the only sentence begins with
-    search: dict[str, Any] = field(default_factory=dict)  # changes to the model's search settings
+    prefix: str = ""  # text with which the translation must begin; for a single sentence
+    search_changes: dict[str, Any] = field(default_factory=dict)
+    """Settings of search in place of the settings of the model."""
     glossary: Glossary | None = None
 
 
@@ -66,10 +67,10 @@ class Direction:
     ) -> BatchOptions:
         """Return the batch options of a request; sentences with equal options can share a batch.
 
-        A larger beam could change the best translation. Therefore `n_best` does not enlarge the
-        beam, and is limited to it.
+        `n_best` is limited to the results of the model's beam. A larger beam could change the best
+        translation.
         """
-        # options with search settings are not cached, since there may be any number of them
+        # not cached with search settings, which may have any number of values
         has_prefix = bool(options.prefix)
         cache_key = (
             options.n_best,
@@ -78,20 +79,22 @@ class Direction:
             max_source_length,
             has_prefix,
         )
-        if not options.search and cache_key in self._batch_options:
+        if not options.search_changes and cache_key in self._batch_options:
             return self._batch_options[cache_key]
-        changes = dict(options.search)
+        search_changes = dict(options.search_changes)
         if alignment:
-            changes["alignment"] = True
-        search = self.translator.search_config(**changes)
-        n_best = options.n_best if search.sampling else min(options.n_best, search.max_results)
+            search_changes["alignment"] = True
+        search = self.translator.search_config(**search_changes)
+        n_best = options.n_best
+        if not search.sampling:
+            n_best = min(n_best, search.max_results)
         line_options = LineOptions(
             n_best=n_best, with_scores=options.with_scores, max_source_length=max_source_length
         )
         batch_options = BatchOptions(
             self.translator, search, line_options, self.tags, has_prefix=has_prefix
         )
-        if not options.search:
+        if not options.search_changes:
             self._batch_options[cache_key] = batch_options
         return batch_options
 
@@ -128,8 +131,9 @@ class Models:
         Raises the exceptions of `Translator.load`, and `ConfigError` if two models have the same
         direction.
         """
-        # Load in a thread that ends afterwards. PyTorch keeps a pool of OpenMP threads for each
-        # thread that has computed something; with more such threads than cores, the speed halves.
+        # Load in a thread that ends afterwards, and with it the pool of OpenMP threads that PyTorch
+        # keeps for each thread that has computed something. With more OpenMP threads than cores,
+        # the speed halves.
         with ThreadPoolExecutor(1) as executor:
             return executor.submit(cls._load, config).result()
 
@@ -162,11 +166,13 @@ class Models:
         """
         source, target = self._find_codes(options)
         if is_symbols_only(text):
+            # not translated, and without a detectable language, which is thus reported as English
             return ResolvedDirection(source or "en", 0.0, None)
         confidence = 0.0
         if source is None:
             sample = extract_visible_text(text, DETECTION_CHARACTERS) if options.is_html else text
             source, confidence = self.languages.detect_source(sample, target)
+        # None for a text in the target language, which is not translated
         direction = self.directions.get((source, target))
         if direction is None and source != target:
             raise HttpError(400, f"{target} is not a target of {source} on this server")
@@ -200,6 +206,7 @@ def choose_serve_engine(config: ServeConfig) -> ServeConfig:
     """Replace backend=auto by backend=native unless CTranslate2 can run all models."""
     if config.backend is not Engine.auto:
         return config
+    # only CTranslate2 has quantization
     native_config = replace(config, backend=Engine.native, quantization=None)
     if config.glossaries is not None:  # CTranslate2 has no glossaries
         return native_config
@@ -230,30 +237,33 @@ def _load_translator(folder: str, config: ServeConfig) -> Translator:
 
 
 def _add_directions(directions: Directions, translator: Translator, folder: str) -> None:
-    """Add the directions of a model, with the first tags of each direction."""
+    """Add the directions of a model.
+
+    If the model has several tags for the same two languages, uses the first ones.
+    """
     if not translator.directions:
         raise ModelError(
             f"{folder} names no two languages; set them in its config.json, such as "
             '"src_lang": "en", "tgt_lang": "de"'
         )
-    for pair in translator.directions:
-        codes = (pair.src_lang, pair.tgt_lang)
+    for language_pair in translator.directions:
+        codes = (language_pair.src_lang, language_pair.tgt_lang)
         if codes not in directions:
-            directions[codes] = Direction(translator, folder, pair.tags)
+            directions[codes] = Direction(translator, folder, language_pair.tags)
         elif directions[codes].translator is not translator:
             raise ConfigError(
                 f"model_dir: {folder} and {directions[codes].folder} both translate "
-                f"{pair.src_lang} to {pair.tgt_lang}; leave one out"
+                f"{language_pair.src_lang} to {language_pair.tgt_lang}; leave one out"
             )
 
 
 def _add_language_directions(directions: Directions, translator: Translator, folder: str) -> None:
     """Add the directions of M2M100 or NLLB that the model was not fine-tuned on."""
-    model_tags = {pair.tags for pair in translator.directions}
-    for pair in list_language_directions(translator.tokenizer.src):
-        if pair.tags not in model_tags:
-            codes = (pair.src_lang, pair.tgt_lang)
-            directions.setdefault(codes, Direction(translator, folder, pair.tags))
+    model_tags = {language_pair.tags for language_pair in translator.directions}
+    for language_pair in list_language_directions(translator.tokenizer.src):
+        if language_pair.tags not in model_tags:
+            codes = (language_pair.src_lang, language_pair.tgt_lang)
+            directions.setdefault(codes, Direction(translator, folder, language_pair.tags))
 
 
 def _shorten_codes(directions: Directions) -> Directions:
@@ -261,8 +271,9 @@ def _shorten_codes(directions: Directions) -> Directions:
     short_codes = shorten_codes(set(chain.from_iterable(directions)))
     renamed: Directions = {}
     for (source, target), direction in directions.items():
-        codes = (short_codes.get(source, source), short_codes.get(target, target))
-        if codes in directions:
-            codes = (source, target)
-        renamed[codes] = direction
+        short_pair = (short_codes.get(source, source), short_codes.get(target, target))
+        if short_pair in directions:
+            renamed[source, target] = direction
+        else:
+            renamed[short_pair] = direction
     return renamed

@@ -98,12 +98,13 @@ class TextTranslator:
 
         Search is faster without `protect`. The request, or else the server, chooses the setting.
         """
-        if not options.search.get("protect", self._config.protect):
+        if not options.search_changes.get("protect", self._config.protect):
             return options
         protect = any(find_protected(sentence) for sentence in sentences)
-        if not protect and "protect" not in options.search:
+        if not protect and "protect" not in options.search_changes:
             return options  # without search settings, which `Direction` caches
-        return replace(options, search={**options.search, "protect": protect})
+        search_changes = {**options.search_changes, "protect": protect}
+        return replace(options, search_changes=search_changes)
 
     def make_batch_options(
         self, direction: Direction, options: TranslationOptions, *, alignment: bool = False
@@ -185,7 +186,8 @@ class TextTranslator:
         sentences = list_sentences(source_texts)
         if options.glossary is not None:
             lines = options.glossary.select_lines(sentences)
-            options = replace(options, search={**options.search, "glossary": lines})
+            search_changes = {**options.search_changes, "glossary": lines}
+            options = replace(options, search_changes=search_changes)
         if separator:
             documents = [sentences]
             if not are_consecutive:

@@ -45,7 +45,7 @@ async def translate(request: Request) -> Response:
     is_list = isinstance(api_request.params["text"], list)
     is_stream = api_request.params.flag("stream")
     # streams have the limit of files, except with sampling, which takes a single batch
-    is_like_file = is_stream and not options.search.get("sampling")
+    is_like_file = is_stream and not options.search_changes.get("sampling")
     api_request.check_size(texts, is_list=is_list and not is_stream, is_file=is_like_file)
     service.models.check_languages(options)
     check_options(api_request, options, texts)

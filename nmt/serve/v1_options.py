@@ -94,7 +94,7 @@ def read_options(api_request: ApiRequest) -> TranslationOptions:
         is_html=params.is_html(),
         with_scores=params.flag("scores"),
         split_sentences=params.flag("split_sentences") if "split_sentences" in params else None,
-        search=search,
+        search_changes=search,
         glossary=_read_glossary(params.get("glossary"), api_request.service.glossaries),
     )
 
@@ -194,8 +194,8 @@ def check_options(
         return
     if options.glossary is not None:
         # whether the backend supports glossaries does not depend on their size
-        search = {**options.search, "glossary": options.glossary.lines[:1]}
-        options = replace(options, search=search)
+        search_changes = {**options.search_changes, "glossary": options.glossary.lines[:1]}
+        options = replace(options, search_changes=search_changes)
     text_translator = api_request.service.text_translator
     options = text_translator.choose_protection(options, texts)
     try:

@@ -139,7 +139,7 @@ def build_line_results(
         results_of_line = search_results[first : first + len(segments)]
         first += len(segments)
         if not segments:  # an empty line, or one that is copied
-            line_results.append(LineResult([replace(EMPTY, text=encoded.copied[i])]))
+            line_results.append(LineResult([replace(EMPTY, text=encoded.copied_texts[i])]))
             continue
         num_truncated = encoded.num_truncated[i]
         line_result = LineResult([], num_segments=len(segments), num_truncated=num_truncated)

@@ -97,7 +97,7 @@ class WindowReader:
     def skip(self, num_lines: int | None) -> None:
         """Read `num_lines` lines (None: all) and their prefixes, or fewer if the input ends."""
         for line in islice(self._lines, num_lines):
-            self._add_to_hash(line)
+            self._count_and_hash(line)
             self._context.append(line)
             self._read_prefixes(1)
 
@@ -109,8 +109,9 @@ class WindowReader:
         while True:
             first_line = self.num_lines
             lines = self._read_lines()
-            # after the last line, try to read one prefix, to detect prefixes without a line
-            prefixes = self._read_prefixes(max(len(lines), 1))
+            # after the last line, try to read one more prefix, to notice if there are too many
+            num_prefixes = max(len(lines), 1)
+            prefixes = self._read_prefixes(num_prefixes)
             if prefixes is not None and len(prefixes) != len(lines):
                 difference = "fewer" if len(prefixes) < len(lines) else "more"
                 raise DataError(
@@ -129,13 +130,13 @@ class WindowReader:
         window_index = self.num_lines // self._window_lines
         end_line = (window_index + 1) * self._window_lines
         if self._has_more is not None and window_index == 0:
-            # a stream begins with windows of 64, 64, 128, 256, ... lines
+            # Each window of a stream has as many lines as all windows before it: 64, 64, 128, ...
             num_new_lines = max(self.num_lines, _FIRST_WINDOW_LINES)
             end_line = min(end_line, self.num_lines + num_new_lines)
         lines: list[str] = []
         num_characters = 0
         for line in self._lines:
-            self._add_to_hash(line)
+            self._count_and_hash(line)
             lines.append(line)
             num_characters += len(line)
             if self.num_lines == end_line or num_characters > _MAX_CHARACTERS:
@@ -153,8 +154,8 @@ class WindowReader:
             self._prefix_hash.update(_to_bytes(prefix))
         return prefixes
 
-    def _add_to_hash(self, line: str) -> None:
-        """Hash and count a line that was read."""
+    def _count_and_hash(self, line: str) -> None:
+        """Count a line that was read, and add it to the hash."""
         data = _to_bytes(line)
         self._line_hash.update(data)
         self.num_lines += 1
@@ -166,7 +167,7 @@ def _to_bytes(line: str) -> bytes:
     try:
         return line.encode("utf-8") + b"\n"
     except UnicodeEncodeError:
-        refuse_surrogates([line])
+        refuse_surrogates([line])  # raises a `DataError` with the position
         raise
 
 
@@ -200,7 +201,7 @@ class EncodedWindow:
     num_truncated: list[int]  # number of tokens removed from the end of each line
     texts: list[str]  # the lines as they are translated: recased, but not split or truncated
     cases: list[str]  # the case for the translation of each line, see `find_case`
-    copied: list[str]  # for each line, the text to copy instead of a translation, or ""
+    copied_texts: list[str]  # for each line, the text to copy instead of a translation, or ""
     has_hints: bool = False  # whether `segments` may contain hints of a glossary
 
 
@@ -212,15 +213,16 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     """
     tags = options.tags
     prefixes = window.prefixes or [""] * len(window.lines)
+    # terms keep their case, whether the model gets hints or search requires the translations
     glossary = load_glossary(options.hints or options.required_terms)
     prepared_lines = []
     for line, prefix in zip(window.lines, prefixes, strict=True):
         prepared_lines.append(_prepare_line(line, prefix, options, glossary))
     texts = [prepared.text for prepared in prepared_lines]
-    copied = [prepared.copied for prepared in prepared_lines]
+    copied_texts = [prepared.copied_text for prepared in prepared_lines]
     encoder = _SourceEncoder(tokenizer.src, options)
     line_ids = encoder.encode(texts, tags, first_line=window.first_line)
-    # the ids that a translation starts with, unless the user gives a prefix: the tag, if any
+    # without a prefix of the user, a translation starts with the tag, if there is one
     tag_ids = encode_tag(tokenizer.tgt, tags.tgt)
     line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
@@ -229,13 +231,14 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
         segment_ids = []
-        if ids and not copied[i]:
+        if ids and not copied_texts[i]:
             segment_ids = encoder.divide(texts[i], ids, line_number=window.first_line + i + 1)
             if options.too_long is TooLong.truncate:
-                num_truncated[i] = len(ids) - len(segment_ids[0])
+                [remaining_ids] = segment_ids
+                num_truncated[i] = len(ids) - len(remaining_ids)
         line_segments = []
-        for number, source_ids in enumerate(segment_ids):
-            is_continuation = number > 0
+        for segment_index, source_ids in enumerate(segment_ids):
+            is_continuation = segment_index > 0
             prefix_ids = tag_ids if is_continuation else line_prefixes[i]
             line_segments.append(Segment(source_ids, prefix_ids, is_continuation))
         segments.append(line_segments)
@@ -245,7 +248,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
         num_truncated,
         texts=texts,
         cases=[prepared.case for prepared in prepared_lines],
-        copied=copied,
+        copied_texts=copied_texts,
         has_hints=bool(options.hints),
     )
 
@@ -255,7 +258,7 @@ class _PreparedLine(NamedTuple):
 
     text: str  # the line to translate, recased
     case: str = ""  # the case for its translation, see `find_case`
-    copied: str = ""  # the text to copy instead of a translation, or ""
+    copied_text: str = ""  # the text to copy instead of a translation, or ""
 
 
 def _prepare_line(
@@ -265,7 +268,7 @@ def _prepare_line(
     tag, text = split_tag(line, options.tags)
     if not text.strip():  # a line with only a tag is empty, too
         return _PreparedLine("")
-    if prefix:  # the translation continues the prefix, in the case in which the user wrote it
+    if prefix:  # neither recased nor copied, since the translation continues the prefix
         return _PreparedLine(line)
     is_copy = options.copy_symbols and is_copied(text, protect=options.protect)
     case = choose_case(text, protect=options.protect) if options.recase else ""
@@ -315,14 +318,17 @@ class _SourceEncoder:
         If the line begins with one of `tags.src_choices`, each segment gets that tag.
         """
         tag, text = split_tag(line, self._options.tags)
-        segment_tags = Tags(tag) if tag else self._options.tags
+        segment_tags = self._options.tags
+        if tag:
+            segment_tags = Tags(src=tag)
         encode = partial(self.encode, tags=segment_tags)
-        return split_line(text, self._max_tokens, encode, self._find_spans)
+        return split_line(text, self._max_tokens, encode, self._find_undivided_spans)
 
-    def _find_spans(self, text: str) -> list[range]:
-        """Return the parts of a text that are not cut: terms, and with `protect` placeholders.
+    def _find_undivided_spans(self, text: str) -> list[range]:
+        """Return the spans in which a text is not divided.
 
-        Parts that overlap are merged.
+        These are the terms of the glossary and, with `protect`, placeholders, tags and addresses.
+        Spans that overlap are merged.
         """
         options = self._options
         spans = load_glossary(options.hints or options.required_terms).find_spans(text)
@@ -338,7 +344,7 @@ class _SourceEncoder:
 
 
 def is_copied(line: str, *, protect: bool) -> bool:
-    """Return whether `copy_symbols` copies a line, because the line has no words.
+    """Return whether a line has no words, so that the setting `copy_symbols` copies it.
 
     With `protect`, placeholders and tags do not count as words.
     """
