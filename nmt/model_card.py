@@ -26,7 +26,7 @@ CARD = "README.md"
 SCORES = "scores.json"
 """Optional file of a model folder: output of `nmt-evaluate format=json`, added by the user."""
 UNKNOWN = "unknown"
-_ISO_639_CODE = re.compile("[a-z]{2,3}(?![a-z])")  # starts a code such as zh-Hans
+_ISO_639_CODE = re.compile("[a-z]{2,3}(?![a-z])")  # also matches the zh of zh-Hans
 
 
 @dataclass
@@ -51,7 +51,8 @@ class Origin:
         origin = cls()
         run_dir = folder.parent
         try:
-            if not (run_dir / "config.yaml").exists():  # `folder` is in RUN/checkpoints
+            is_in_checkpoints = not (run_dir / "config.yaml").exists()
+            if is_in_checkpoints:
                 run_dir = run_dir.parent
             origin.settings = read_run_config(run_dir)
             records = read_metrics_log(run_dir / "metrics.jsonl")
@@ -61,8 +62,8 @@ class Origin:
             # the folder may have been prepared again with another tokenizer
             if meta.tokenizer_sha256 == info.tokenizer_sha256:
                 origin.report = read_json(data_dir / "report.json")
-                for corpus_index in meta.splits["train"]:
-                    origin.corpus_weights[corpus_index.corpus] = corpus_index.weight
+                for corpus_shards in meta.splits["train"]:
+                    origin.corpus_weights[corpus_shards.corpus] = corpus_shards.weight
         except (OSError, KeyError, NmtError):
             pass  # `origin` has the facts that were read before
         return origin
@@ -102,9 +103,13 @@ def render_card(
 
 
 def _iso_639_code(language: str) -> str:
-    """Return a language without script and territory, or "und" (undetermined) for other texts."""
+    """Return a language code without script and territory.
+
+    Returns "und" (undetermined) for a text that is no code, such as the default names src and tgt.
+    """
     match = _ISO_639_CODE.match(language.lower())
-    if match is None or language in DEFAULT_LANGUAGES:
+    is_name_of_side = language in DEFAULT_LANGUAGES
+    if match is None or is_name_of_side:
         return "und"
     return match[0]
 
@@ -125,11 +130,11 @@ def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[st
     except (KeyError, TypeError, AttributeError):
         raise ModelError(f"{path}: write it with nmt-evaluate format=json, or remove it") from None
     for record in origin.records:
-        # A checkpoint is named after its update. An average has another name, so that it matches no
-        # record.
-        checkpoint_name = checkpoint_dir(folder, record["update"]).name
-        if folder.name == checkpoint_name and "valid_bleu" in record:
-            # here, since translation imports this module, and sacreBLEU would slow down its start
+        # Checkpoints have names with the number of their update, which averages do not have.
+        checkpoint_name = checkpoint_dir(Path(), record["update"]).name
+        is_record_of_model = folder.name == checkpoint_name
+        if is_record_of_model and "valid_bleu" in record:
+            # not at the top of this module, which translation imports: loading sacreBLEU takes long
             from nmt.evaluate import build_bleu_metric, choose_bleu_tokenizer
 
             metric = build_bleu_metric(choose_bleu_tokenizer(info.tgt_lang))
@@ -201,9 +206,9 @@ def _describe_training(info: ModelInfo, origin: Origin) -> str:
 def _sum_training(records: list[dict[str, Any]]) -> tuple[float, float]:
     """Return the number of tokens and the seconds of training, without validation.
 
-    A record has `model_flops`, the operations since the start of the run, and the rates per second
-    since the previous record. So the seconds since the previous record are the new operations,
-    divided by the operations per second.
+    Each record has the floating-point operations since the start of the run (`model_flops`). It
+    also has the average rates of operations and tokens per second since the previous record. The
+    seconds since the previous record are the new operations divided by their rate.
     """
     num_tokens = 0.0
     seconds = 0.0

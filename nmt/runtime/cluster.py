@@ -93,7 +93,7 @@ class DaskWorkers(Workers[Item, Result]):
         scheduler_lost = PeerError(f"the scheduler {self._scheduler} is lost; {advice}")
         try:
             yield from map_in_order(
-                items, self._submit, self._wait_for_result, max_pending=self._max_pending
+                items, self._submit, self._wait_for_result, get_max_pending=self._get_max_pending
             )
         except KilledWorker as error:
             raise PeerError(
@@ -109,7 +109,7 @@ class DaskWorkers(Workers[Item, Result]):
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
-    def _max_pending(self) -> int:
+    def _get_max_pending(self) -> int:
         """Return the maximum number of submitted items for the workers that are connected now."""
         return ITEMS_PER_WORKER * max(1, len(self._client.nthreads()))
 

@@ -1,6 +1,7 @@
 """Read JSON and YAML files that may be damaged or hostile, and convert JSON to dataclasses.
 
-All values are checked before any code uses them, for example to allocate memory of some size.
+All values are checked before any code uses them: a damaged size could, for example, make a program
+allocate too much memory.
 """
 
 from __future__ import annotations
@@ -139,10 +140,11 @@ def _convert(type_hint: Any, value: Any, key: str) -> Any:
         return value
     origin = typing.get_origin(type_hint)
     arguments = typing.get_args(type_hint)
-    if origin in (typing.Union, types.UnionType):  # an optional value: a type or None
+    if origin in (typing.Union, types.UnionType):
+        # the only unions in dataclasses of nmt are optional types, such as `int | None`
         if value is None:
             return None
-        value_type = next(argument for argument in arguments if argument is not types.NoneType)
+        [value_type] = set(arguments) - {types.NoneType}
         return _convert(value_type, value, key)
     if dataclasses.is_dataclass(type_hint):
         return _convert_fields(type_hint, value, key)
@@ -164,11 +166,13 @@ def _convert(type_hint: Any, value: Any, key: str) -> Any:
 
 def _convert_scalar(type_hint: Any, value: Any, key: str) -> Any:
     """Convert to bool, int, float or str, and check bounds. An integer is valid for a float."""
-    is_integer = type(value) is int  # True and False are instances of int too
-    is_valid = type(value) is type_hint or (is_integer and type_hint is float)
+    # not `isinstance`, since True and False are instances of int
+    is_integer = type(value) is int
+    has_exact_type = type(value) is type_hint
+    is_valid = has_exact_type or (is_integer and type_hint is float)
     _require(is_valid, key, _TYPE_NAMES[type_hint], value)
     if is_integer:
-        _require(abs(value) < 1 << 63, key, "below 2^63", value)
+        _require(abs(value) < 2**63, key, "below 2^63", value)
     if isinstance(value, float):
         _require(math.isfinite(value), key, "finite", value)
     return type_hint(value)

@@ -83,7 +83,8 @@ class Processes(Workers[Item, Result]):
         self, num_workers: int, function_factory: Callable[[], Callable[[Item], Result]]
     ) -> None:
         self._max_pending = ITEMS_PER_WORKER * num_workers
-        self._older_children = set(multiprocessing.active_children())  # `__exit__` keeps them
+        # children that this pool did not start, and that `__exit__` must not kill
+        self._older_children = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
         worker_indices = context.SimpleQueue()
         for index in range(num_workers):
@@ -97,19 +98,19 @@ class Processes(Workers[Item, Result]):
 
     def __exit__(self, *exc_info: object) -> None:
         """Kill all workers, including busy ones."""
-        for process in multiprocessing.active_children():
-            if process not in self._older_children:
-                process.kill()
+        own_children = set(multiprocessing.active_children()) - self._older_children
+        for process in own_children:
+            process.kill()
         self._executor.shutdown(cancel_futures=True)
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result; see `Workers.map`."""
         try:
             yield from map_in_order(
-                items, self._submit, Future.result, max_pending=lambda: self._max_pending
+                items, self._submit, Future.result, get_max_pending=lambda: self._max_pending
             )
         except MemoryError:
-            raise NmtError("a worker process has no memory left; start fewer") from None
+            raise NmtError("a worker process has no memory left; start fewer processes") from None
         except BrokenProcessPool:
             raise NmtError(
                 "a worker process was killed, probably because memory ran out; run the same "
@@ -122,15 +123,17 @@ class Processes(Workers[Item, Result]):
             with _delayed_interrupts():  # `submit` may start a process
                 return self._executor.submit(_apply_function, item)
         except ValueError as error:
-            # A pool that has lost a worker closes its pipes, perhaps while another process is being
-            # started. A new pipe may then get the file descriptor of a closed pipe, and `submit`
-            # passes both to the process, which raises a ValueError.
+            # A pool that has lost a worker closes its pipes. If `submit` is just starting another
+            # process, a new pipe may get the file descriptor of a closed pipe. Passing the same
+            # descriptor to the process twice raises a ValueError.
             raise BrokenProcessPool from error
         except OSError as error:
-            if error.errno is None:  # the pipe is closed, since the pool has lost a worker
+            # Python itself raises an OSError without errno, "handle is closed", for a closed pipe;
+            # the pool closes its pipes if it has lost a worker
+            if error.errno is None:
                 raise BrokenProcessPool from error
             raise NmtError(
-                f"a worker process cannot be started: {error.strerror}; start fewer"
+                f"a worker process cannot be started: {error.strerror}; start fewer processes"
             ) from None
 
 
@@ -139,14 +142,14 @@ def map_in_order(
     submit: Callable[[Item], Any],
     wait_for_result: Callable[[Any], Result],
     *,
-    max_pending: Callable[[], int],
+    get_max_pending: Callable[[], int],
 ) -> Iterator[tuple[Item, Result]]:
     """Submit all items and yield each with its result, in order.
 
     Args:
         submit: starts the work on an item and returns a future.
         wait_for_result: returns the result of a future.
-        max_pending: returns the maximum number of items that are submitted but not yet yielded.
+        get_max_pending: returns the maximum number of items that are submitted but not yet yielded.
     """
     pending: deque[tuple[Item, Any]] = deque()  # items with their futures
     iterator = iter(items)
@@ -160,7 +163,7 @@ def map_in_order(
             items_error = error
             break
         pending.append((item, submit(item)))
-        while len(pending) >= max_pending():
+        while len(pending) >= get_max_pending():
             oldest, future = pending.popleft()
             yield oldest, wait_for_result(future)
     for oldest, future in pending:
@@ -179,11 +182,14 @@ def _delayed_interrupts() -> Iterator[None]:
     if not is_main_thread or not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    # The mask delays a signal to this thread, and is inherited by processes that start in the
+    # block. Another thread may still receive the signal, or this thread when the mask ends; the
+    # handler records it.
     received_signals = []
     old_handler = signal.signal(
         signal.SIGINT, lambda number, frame: received_signals.append(number)
     )
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
@@ -227,6 +233,7 @@ def _start_worker(
 def _apply_function(item: Any) -> Any:
     """Apply the function to an item in a worker process. Builds the function for the first item."""
     global _function
-    if _function is None:  # not in `_start_worker`, whose exceptions would not reach the parent
+    if _function is None:
+        # built here, since exceptions of an initializer such as `_start_worker` would be lost
         _function = _function_factory()
     return _function(item)
