@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from nmt.runtime.distributed import World
 from nmt.training.train import train as train_model
 
 _UPDATE_TOKENS = {"cpu": 1000, "cuda": 16000}
+# On a CPU, Muon takes longer than 1,000 tokens for the matrices of larger models.
+_MAX_D_MODEL_OF_MUON = {"cpu": 384, "cuda": math.inf}
 _EXPORTS = {
     "ctranslate2-float32": (ExportFormat.ctranslate2, Quantization.float32),
     "ctranslate2-int8": (ExportFormat.ctranslate2, Quantization.int8),
@@ -46,14 +49,17 @@ def train(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Setti
     if not (run_dir / "done").exists():
         settings.say(f"training a model to translate with, {updates} updates:")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        optimizer, peak_learning_rate = Optimizer.muon, 0.003
+        if model.d_model > _MAX_D_MODEL_OF_MUON[settings.device]:
+            optimizer, peak_learning_rate = Optimizer.adam, 0.0005
         config = TrainConfig(
             data_dir=str(corpus.data_dir),
             run_dir=str(run_dir),
             model=model,
             optimizer=OptimizerConfig(
-                name=Optimizer.muon,
+                name=optimizer,
                 schedule=Schedule.cosine,
-                peak_learning_rate=0.003,
+                peak_learning_rate=peak_learning_rate,
                 warmup_steps=max(1, updates // 6),
             ),
             max_updates=updates,
