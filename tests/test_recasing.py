@@ -10,13 +10,14 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from tiny import sentences, tokenizer_config
+from tiny import sentences, tokenizer_config, train_sentencepiece
 from translating import translate, write_lines, write_model
 
 from nmt import Translator
 from nmt.config import OutputFormat, SearchConfig
 from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
+from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.translate.context import recase_groups
 from nmt.translate.copied import has_no_words
@@ -35,7 +36,7 @@ SENTENCE_CASES = {
     "The Big House Is Red": "The big house is red",
     "A Photo By NASA And McDonald Today": "A photo by NASA and McDonald today",
     "The Year 2024 - Was Very Good": "The year 2024 - was very good",
-    "The ʻOkina Is Here": "The ʻOkina is here",
+    "The ʻOkina Is Red": "The ʻOkina is red",
     "Terms Of Service": "Terms of service",
     "Do You Have Any Children?": "Do you have any children?",
     "It Isn't An (optional) E-Mail": "It isn't an (optional) E-Mail",
@@ -66,11 +67,43 @@ OTHER_LINES = [
 
 
 def test_lines_in_capitals_and_in_title_case_become_sentences() -> None:
+    texts = [*SENTENCE_CASES.values()] * 20
+    tokenizer = train_tokenizer(texts, tokenizer_config(vocab_size=450))
     for line, sentence in SENTENCE_CASES.items():
         assert find_case(line) == ("upper" if line.isupper() else "title"), line
-        assert to_sentence_case(line) == sentence
+        assert to_sentence_case(line, tokenizer) == sentence
     for line in OTHER_LINES:
         assert find_case(line) == "", line
+
+
+RECASED_NAMES = {
+    "TODAY ANNA MÜLLER FLIES TO BERLIN.": "Today Anna Müller flies to Berlin.",
+    "Today Anna Flies To “Berlin”.": "Today Anna flies to “Berlin”.",
+    "THE PILOT OF NASA KNOWS ANNA'S ROUTE": "The pilot of NASA knows Anna's route",
+    "OTTO KNOWS XAVER QUENTIN": "Otto knows xaver quentin",  # in no training text
+    "{name} Knows Anna Today. (Anna Flies)": "{name} knows Anna today. (Anna flies)",
+}
+
+
+TEXTS_WITH_NAMES = [
+    "Today the pilot Anna Müller flies to Berlin with the new plane of NASA.",
+    "The people of Berlin and Anna know the pilot, and Anna's route today.",
+    "Otto knows a pilot of NASA, and flies to Anna.",
+    "She knows that “Anna” flies from “Berlin” to Müller and {name}.",
+]
+
+
+def test_names_and_acronyms_keep_the_capitals_of_the_training_text() -> None:
+    texts = TEXTS_WITH_NAMES * 50 + [*SENTENCE_CASES.values()] * 5
+    tokenizer = train_tokenizer(texts, tokenizer_config(vocab_size=450))
+    for line, sentence in RECASED_NAMES.items():
+        assert to_sentence_case(line, tokenizer) == sentence
+
+
+def test_a_word_in_a_case_that_the_vocabulary_lacks_has_another_case() -> None:
+    model = train_sentencepiece(TEXTS_WITH_NAMES, model_type="word", hard_vocab_limit=False)
+    recased = to_sentence_case("TODAY ANNA KNOWS OF BERLIN", Tokenizer(model))
+    assert recased == "Today Anna knows of Berlin"
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +160,14 @@ LINES_WITHOUT_WORDS = [
 def test_terms_of_a_glossary_keep_a_case_that_counts() -> None:
     tokenizer = train_tokenizer(sentences(200), tokenizer_config())
     lines = ["NASA SEES A HOUSE", "The Green Apple Store", "the Apple House"]
-    lines.append("The Green Cafe\u0301 Here")  # not in normal form
+    lines.append("The Green Cafe\u0301 Red")  # not in normal form
     terms = ("NASA\tNASA\tcase", "Apple\tApple\tcase", "house\tHaus", "Café\tCafé\tcase")
     for glossary in ({"hints": terms}, {"required_terms": terms}):
         encoded = encode_window(Window(0, lines), tokenizer, LineOptions(**glossary))
         expected = ["NASA sees a house", "The green Apple store", lines[2]]
-        assert encoded.texts == [*expected, "The green Cafe\u0301 here"]
+        assert encoded.texts == [*expected, "The green Cafe\u0301 red"]
         assert encoded.cases == ["upper", "title", "", "title"]
-    groups, cases = recase_groups([lines[:2]], SearchConfig(glossary=list(terms)))
+    groups, cases = recase_groups([lines[:2]], SearchConfig(glossary=list(terms)), tokenizer.src)
     assert groups == [["NASA sees a house", "The green Apple store"]]
     assert cases == ["title"]
 

@@ -224,10 +224,11 @@ class TextTranslator:
 
         def prepare_groups() -> tuple[list[list[str]], list[str]]:
             """Recase the groups, and drop context that is too long."""
-            recased_groups, case_names = recase_groups(groups, search)
+            tokenizers = direction.translator.tokenizer
+            recased_groups, case_names = recase_groups(groups, search, tokenizers.src)
             short_groups = drop_long_context(
                 recased_groups,
-                direction.translator.tokenizer,
+                tokenizers,
                 direction.tags,
                 max_source_length=self._config.max_source_length,
                 hints=search.hints,

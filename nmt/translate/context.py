@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from nmt.config import LINE_SEPARATORS, SearchConfig, require_valid
 from nmt.data.languages import Tags, encode_sources, find_line_separator
-from nmt.data.tokenizer import Tokenizers
+from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.glossary import load_glossary
 from nmt.translate.options import LineOptions
@@ -73,7 +73,7 @@ def translate_in_context(
         )
         case_names = [""] * len(groups)
         if options.recase:
-            groups, case_names = recase_groups(groups, config)
+            groups, case_names = recase_groups(groups, config, tokenizers.src)
         groups = drop_long_context(
             groups,
             tokenizers,
@@ -113,7 +113,7 @@ def add_context(
 
 
 def recase_groups(
-    groups: Sequence[Sequence[str]], search: SearchConfig
+    groups: Sequence[Sequence[str]], search: SearchConfig, tokenizer: Tokenizer
 ) -> tuple[list[list[str]], list[str]]:
     """Return the groups in ordinary case, and for each group the name of the case of its last line.
 
@@ -128,7 +128,7 @@ def recase_groups(
         for line in group:
             case_name = choose_case(line, protect=search.protect)
             if case_name:
-                line = glossary.keep_case(line, to_sentence_case(line))
+                line = glossary.keep_case(line, to_sentence_case(line, tokenizer))
             recased_lines.append(line)
         recased_groups.append(recased_lines)
         case_names.append(case_name)  # of the last line

@@ -2,6 +2,9 @@
 
 A line in capitals or in title case is translated as a sentence in ordinary case. Its translation
 gets the case of the line.
+
+The tokenizer tells which words are names or acronyms. Its pieces are frequent in the training text,
+so that it divides a word in its usual case into the fewest tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import re
 import unicodedata
 
 from nmt.data.perturb import CASES
+from nmt.data.tokenizer import Tokenizer
 
 _MIN_CAPITALS = 5  # fewer capitals may be an abbreviation
 _MIN_CAPITAL_SHARE = 0.8  # of all letters; some have no case, such as the apostrophe of Uzbek
@@ -18,7 +22,9 @@ _MIN_TITLE_WORDS = 3  # fewer words may be a name
 # Tatoeba, such as "Haben Sie Kinder?", none is a title.
 _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
-_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
+# The first letter of a sentence, but not of a placeholder such as {name}
+_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[\s\"'“”„«»‘’(\[*_¿¡-]*\w")
+_UNKNOWN_COST = 1000  # number of tokens that an unknown token counts as, more than a word has
 
 
 def find_case(text: str) -> str:
@@ -39,16 +45,22 @@ def find_case(text: str) -> str:
     return "title" if sum(map(_is_capitalized, words)) >= min_words else ""
 
 
-def to_sentence_case(text: str) -> str:
+def to_sentence_case(text: str, tokenizer: Tokenizer) -> str:
     """Return a text in capitals or in title case in the case of ordinary sentences.
 
-    In title case, words with further capitals, such as NASA, do not change.
+    A word gets the case in which `tokenizer` needs the fewest tokens for it, or lower case if
+    several need as many. In title case, words with further capitals, such as NASA, do not change.
     """
-    if text.isupper():
-        lowered = text.lower()
-    else:
-        lowered = re.sub(r"\S+", lambda match: _lower_title_word(match[0]), text)
-    return _SENTENCE_START.sub(lambda match: match[0].upper(), lowered)
+    is_upper = text.isupper()
+
+    def recase_word(match: re.Match[str]) -> str:
+        word = match[0]
+        if is_upper or _is_capitalized(word):
+            return _usual_case(word, tokenizer)
+        return word
+
+    recased = re.sub(r"\S+", recase_word, text)
+    return _SENTENCE_START.sub(lambda match: match[0].upper(), recased)
 
 
 def apply_case(text: str, case: str) -> str:
@@ -61,6 +73,18 @@ def _is_capitalized(word: str) -> bool:
     return word[0].isupper() and word[1:] == word[1:].lower()
 
 
-def _lower_title_word(word: str) -> str:
-    """Return a capitalized word in lower case, and other words unchanged."""
-    return word.lower() if _is_capitalized(word) else word
+def _usual_case(word: str, tokenizer: Tokenizer) -> str:
+    """Return a word in lower case, with a capital, or as it is: whatever has the fewest tokens."""
+    lowered = word.lower()
+    capitalized = re.sub(r"\w", lambda match: match[0].upper(), lowered, count=1)
+    best = lowered
+    for candidate in (capitalized, word):
+        if _count_tokens(candidate, tokenizer) < _count_tokens(best, tokenizer):
+            best = candidate
+    return best
+
+
+def _count_tokens(word: str, tokenizer: Tokenizer) -> int:
+    """Return the number of tokens of a word. An unknown token counts as many."""
+    ids = tokenizer.encode(word)
+    return len(ids) + _UNKNOWN_COST * ids.count(tokenizer.unk_id)

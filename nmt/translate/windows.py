@@ -217,7 +217,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     glossary = load_glossary(options.hints or options.required_terms)
     prepared_lines = []
     for line, prefix in zip(window.lines, prefixes, strict=True):
-        prepared_lines.append(_prepare_line(line, prefix, options, glossary))
+        prepared_lines.append(_prepare_line(line, prefix, options, glossary, tokenizer.src))
     texts = [prepared.text for prepared in prepared_lines]
     copied_texts = [prepared.copied_text for prepared in prepared_lines]
     encoder = _SourceEncoder(tokenizer.src, options)
@@ -262,7 +262,7 @@ class _PreparedLine(NamedTuple):
 
 
 def _prepare_line(
-    line: str, prefix: str, options: LineOptions, glossary: Glossary
+    line: str, prefix: str, options: LineOptions, glossary: Glossary, tokenizer: Tokenizer
 ) -> _PreparedLine:
     """Recase a line, except terms of the glossary, and decide whether to copy the line."""
     tag, text = split_tag(line, options.tags)
@@ -273,7 +273,7 @@ def _prepare_line(
     is_copy = options.copy_symbols and is_copied(text, protect=options.protect)
     case = choose_case(text, protect=options.protect) if options.recase else ""
     if case:
-        recased = glossary.keep_case(text, to_sentence_case(text))
+        recased = glossary.keep_case(text, to_sentence_case(text, tokenizer))
         [line] = tag_lines([recased], tag)
     return _PreparedLine(line, case, text if is_copy else "")
 
