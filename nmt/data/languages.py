@@ -132,8 +132,8 @@ def find_directions(
     if config_directions:
         return list(config_directions)
     if src_tokenizer.language_ids:  # M2M100 or NLLB
-        # no tags, since the tokenizers put `prefix_ids` before texts: the languages that the user
-        # chose for `nmt-import`
+        # The direction that the user chose for `nmt-import` needs no tags: the tokenizers put its
+        # languages before all texts, as their `prefix_ids`.
         imported_direction = LanguagePair(src_lang, tgt_lang)
         return [imported_direction, *list_language_directions(src_tokenizer)]
     tags = {}  # keyed by target language
@@ -231,10 +231,10 @@ def _find_matches(
 ) -> list[LanguagePair]:
     """Return the directions that match a request of at least one language."""
     matches = [direction for direction in directions if direction.matches(src_lang, tgt_lang)]
-    if any(not direction.has_default_language for direction in matches):
+    has_exact_match = any(not direction.has_default_language for direction in matches)
+    if has_exact_match:
         return matches
-    # M2M100 and NLLB keep the languages on which they were not fine-tuned, so any pair of languages
-    # may be requested. The directions have no languages if the corpus was given without them.
+    # M2M100 and NLLB also translate between the languages on which they were not fine-tuned
     all_pairs = list_language_directions(src_tokenizer)
     language_matches = [pair for pair in all_pairs if pair.matches(src_lang, tgt_lang)]
     return language_matches or matches
@@ -281,7 +281,7 @@ def find_line_separator(tokenizer: Tokenizer) -> str:
 
 
 def find_source_prefix(tokenizer: Tokenizer, tags: Tags) -> str:
-    """Return the text before each source: the tag, or else the `prefix_ids` of the tokenizer."""
+    """Return the text before each source: the tag, or else the pieces of `tokenizer.prefix_ids`."""
     pieces = [tags.src] if tags.src else tokenizer.pieces(tokenizer.prefix_ids)
     return "".join(f"{piece} " for piece in pieces)
 

@@ -23,8 +23,8 @@ _CASE = "case"  # flag: the source must have the case of the term
 _INSIDE = "part"  # flag: the term is also found inside of words
 # a character of a script without spaces between words, which counts as a word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
-_OTHER_WORD = rf"(?:(?!{_IDEOGRAPH})\w)+"
-_SYMBOL = r"[^\w\s]"  # counts as a word
+_OTHER_WORD = rf"(?:(?!{_IDEOGRAPH})\w)+"  # a word in any other script
+_SYMBOL = r"[^\w\s]"  # counts as a word, too
 # `regex` instead of `re`, whose \w does not match vowel signs of Hindi and other languages
 _WORD = regex.compile(f"{_IDEOGRAPH}|{_OTHER_WORD}|{_SYMBOL}")
 

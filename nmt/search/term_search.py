@@ -5,7 +5,7 @@ Each bank gets an equal share of the beam, so that more probable hypotheses with
 replace the hypotheses with terms. EOS is forbidden until a hypothesis contains all terms.
 """
 
-# B sentences of a step, K beam size, V vocab, C candidates
+# In shapes: B sentences of a step, K beam size, V vocabulary size, C candidates
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SentenceTerms:
                 continue
             if num_tokens + 1 < len(ids):
                 partial.add(PartialTerm(term, spelling, num_tokens + 1))
-            elif spellings not in ended.values():  # an occurrence counts for one of equal terms
+            elif spellings not in ended.values():  # of equal terms, only one ends here
                 ended[term] = spellings
         closed = self._closed.intersection(ended)
         return Progress(complete | closed, frozenset(ended) - closed, frozenset(partial))
@@ -255,7 +255,10 @@ class TermSearch(BeamSearch):
         eos_id = self._state.tokenizer.tgt.eos_id
         hypotheses = self._find_hypotheses()
         # EOS is forbidden in rows of hypotheses that miss a term
-        unfinished_rows = [h.row for h in hypotheses if not h.terms.can_end(h.progress)]
+        unfinished_rows = []
+        for hypothesis in hypotheses:
+            if not hypothesis.terms.can_end(hypothesis.progress):
+                unfinished_rows.append(hypothesis.row)
         log_probs[unfinished_rows, eos_id] = NEG_INF
         candidates, is_finished, is_live = super()._choose(log_probs)  # (B, 2K) each
         if not hypotheses:
@@ -280,10 +283,14 @@ class TermSearch(BeamSearch):
         is_replaced = torch.zeros(len(sentences), 1, dtype=torch.bool)  # (B, 1)
         is_replaced[indices] = True
         candidates.sums.masked_fill_(is_replaced, NEG_INF)
-        candidates.sums[indices, columns] = torch.tensor([c.total for c in allocated])
-        candidates.rows[indices, columns] = torch.tensor([c.hypothesis.row for c in allocated])
-        candidates.tokens[indices, columns] = torch.tensor([c.token for c in allocated])
-        candidates.log_probs[indices, columns] = torch.tensor([c.log_prob for c in allocated])
+        totals = [candidate.total for candidate in allocated]
+        rows = [candidate.hypothesis.row for candidate in allocated]
+        tokens = [candidate.token for candidate in allocated]
+        token_log_probs = [candidate.log_prob for candidate in allocated]
+        candidates.sums[indices, columns] = torch.tensor(totals)
+        candidates.rows[indices, columns] = torch.tensor(rows)
+        candidates.tokens[indices, columns] = torch.tensor(tokens)
+        candidates.log_probs[indices, columns] = torch.tensor(token_log_probs)
         is_possible = candidates.sums > NEG_INF  # (B, 2K)
         is_eos = candidates.tokens == eos_id  # (B, 2K)
         is_finished = torch.where(is_replaced, is_possible & is_eos, is_finished)
@@ -291,11 +298,11 @@ class TermSearch(BeamSearch):
         return candidates, is_finished, is_live
 
     def _find_hypotheses(self) -> list[TermHypothesis]:
-        """Return all hypotheses of the sentences that have a hypothesis that misses a term."""
+        """Return the hypotheses of the sentences in which at least one hypothesis misses a term."""
         beam = self._state.beam
         tokens = beam.tokens.tolist()
         hypotheses = []
-        unfinished = set()  # numbers of these sentences
+        unfinished_sentences = set()
         for row, sentence in enumerate(beam.sentences.tolist()):
             terms = self._terms[sentence]
             if terms is None:
@@ -303,8 +310,10 @@ class TermSearch(BeamSearch):
             progress = terms.progress(tuple(tokens[row]))
             hypotheses.append(TermHypothesis(row, sentence, terms, progress))
             if not terms.is_complete(progress):
-                unfinished.add(sentence)
-        return [hypothesis for hypothesis in hypotheses if hypothesis.sentence in unfinished]
+                unfinished_sentences.add(sentence)
+        return [
+            hypothesis for hypothesis in hypotheses if hypothesis.sentence in unfinished_sentences
+        ]
 
     def _rank_candidates(
         self, log_probs: Tensor, hypotheses: list[TermHypothesis]

@@ -92,11 +92,11 @@ def translate_in_context(
 def add_context(
     window: Window, context: int, *, copy_symbols: bool = True, protect: bool = False
 ) -> list[list[str]]:
-    """Return a group of lines for each line of the window: up to `context` lines before it, and it.
+    """Return for each line of the window a group of lines, which ends with this line.
 
-    Context does not reach beyond an empty line. With `copy_symbols`, lines without words are copied
-    instead of translated and get no context. With `protect`, placeholders and tags do not count as
-    words.
+    The group begins with up to `context` earlier lines, but with no line before an empty one.
+    With `copy_symbols`, lines without words are copied instead of translated and get no context.
+    With `protect`, placeholders and tags do not count as words.
     """
     lines = [*window.context, *window.lines]
     groups = []
