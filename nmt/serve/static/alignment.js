@@ -97,10 +97,11 @@ function createPair(sentence) {
   return pair;
 }
 
-// Name the partners of a word for screen readers.
+// Name the partners of a word for screen readers, which may ignore the label of a span without a role.
 function describeWord(word, partners) {
   const names = partners.map((partner) => partner.textContent).join(", ");
   const description = names ? `goes with ${names}` : "no partner";
+  word.setAttribute("role", "group");
   word.setAttribute("aria-label", `${word.textContent}: ${description}`);
 }
 
