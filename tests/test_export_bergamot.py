@@ -127,7 +127,7 @@ def test_the_binary_file_has_the_tensors_of_the_npz(tmp_path: Path, tokenizer: T
         output = exported(folder, BERGAMOT)
         tensors = read_binary(output / "model.xxyy.bin")
         npz = np.load(exported(folder, ExportFormat.marian) / "model.npz")
-        assert set(tensors) == set(npz.files)
+        assert set(tensors) == set(npz.files) - {"Wpos"}
         for key, tensor in tensors.items():
             if key == "special:model.yml":
                 assert tensor == npz[key].tobytes()

@@ -41,6 +41,7 @@ from nmt.export.marian_names import Arrays, make_transformer_arrays, make_transf
 from nmt.search.constraints import forbidden_ids
 
 SETTINGS = "special:model.yml"  # name of the array in model.npz that holds the settings
+POSITION_TABLE = "Wpos"  # array that ct2-marian-converter reads, and that Marian ignores
 ACTIVATIONS = {Activation.relu: "relu", Activation.silu: "swish"}
 _FORBIDDEN_BIAS = -1e4  # output bias of ids that no translation contains
 
@@ -251,7 +252,12 @@ def _make_arrays(info: ModelInfo, weights: Weights, config: ExportConfig) -> Arr
         renamed = {name: renamed[name] for name in renamed if "embed_tokens" not in name}
     if has_new_type:
         return make_transformer_new_arrays(model, renamed, has_position_table=has_position_table)
-    return make_transformer_arrays(model, renamed)
+    arrays = make_transformer_arrays(model, renamed)
+    if config.format is ExportFormat.marian and model.decoder is Decoder.attention:
+        # Without the table, ct2-marian-converter computes positions with other wavelengths
+        table = renamed["model.encoder.embed_positions.weight"]  # (P, D)
+        arrays[POSITION_TABLE] = table.float().contiguous().numpy()
+    return arrays
 
 
 def _scale_embeddings(info: ModelInfo, weights: Weights) -> Weights:
