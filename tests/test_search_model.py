@@ -27,7 +27,7 @@ from tiny import BOS, EOS, random_source
 from torch import Tensor
 
 from nmt.config import Norm, Normalization, SearchConfig
-from nmt.model.fast import freeze
+from nmt.model.fast import prepare_for_inference
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
@@ -162,7 +162,8 @@ def test_sentences_that_join_a_running_search_get_the_same_results() -> None:
         source = random_source(lengths, seed=n_best)
         expected = find(stepper, source, settings, n_best=n_best)
         for member in members:
-            freeze(member.model)  # frozen only now: the expected results come from modules
+            # only now, since the expected results come from modules
+            prepare_for_inference(member.model)
         rows = source_rows(source)
         num_started = 3
         request = SearchRequest(rows[:num_started], settings, n_best=n_best)
