@@ -327,7 +327,7 @@ def test_sentences_that_join_have_the_translations_of_a_batch(
     folder: Path, control: dict[str, Any]
 ) -> None:
     backend = load_models([folder], device="cpu").backend
-    rows = backend.tokenizer.encode_batch(LINES[:9])
+    rows = backend.tokenizers.src.encode_batch(LINES[:9])
     settings = SearchConfig(**control)
     request = SearchRequest(rows, settings)
     if not backend.can_join(request):

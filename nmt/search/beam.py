@@ -37,12 +37,12 @@ class BeamSearch:
         self,
         stepper: Stepper,
         request: SearchRequest,
-        tokenizer: Tokenizers,
+        tokenizers: Tokenizers,
         *,
         num_copies: int = 1,
     ) -> None:
         """With `num_copies` n, sentence i is searched as n sentences, numbered from i * n."""
-        self._state = SearchState(stepper, request, tokenizer, num_copies=num_copies)
+        self._state = SearchState(stepper, request, tokenizers, num_copies=num_copies)
         self._num_sentences = 0  # number of sentences added so far
         self._results: dict[int, ResultList] = {}  # keyed by number of the sentence
         self._live_sentences: set[int] = set()
@@ -113,7 +113,7 @@ class BeamSearch:
         """
         beam_size = self._state.request.config.beam_size
         candidates = Candidates(*to_cpu(*self._rank(log_probs)))
-        is_eos = candidates.tokens == self._state.tokenizer.tgt.eos_id
+        is_eos = candidates.tokens == self._state.tokenizers.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
         is_live = ~is_eos & is_possible
         num_without_eos = (~is_eos).cumsum(dim=1)  # (B, 2K), up to each candidate

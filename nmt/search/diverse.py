@@ -33,7 +33,7 @@ class DiverseSearch(BeamSearch):
     a sentence with this number, so `Beam.sentences` has numbers of pairs.
     """
 
-    def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
+    def __init__(self, stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers) -> None:
         config = request.config
         self._num_groups = config.beam_groups
         self._penalty = config.diversity_penalty
@@ -46,7 +46,7 @@ class DiverseSearch(BeamSearch):
             diversity_penalty=SearchConfig.diversity_penalty,
         )
         group_request = replace(request, config=group_config)
-        super().__init__(stepper, group_request, tokenizer, num_copies=self._num_groups)
+        super().__init__(stepper, group_request, tokenizers, num_copies=self._num_groups)
 
     def result(self, sentence: int) -> list[Hypothesis]:
         """See `BeamSearch.result`. Equal hypotheses of several groups are returned once."""
@@ -132,7 +132,7 @@ class DiverseSearch(BeamSearch):
         `sentences` (P,) has the row of `times_chosen` for each row of `best` (P, 2K).
         """
         # as in `BeamSearch._choose`, the first K candidates without EOS become the beam
-        is_without_eos = best.tokens != self._state.tokenizer.tgt.eos_id
+        is_without_eos = best.tokens != self._state.tokenizers.tgt.eos_id
         num_without_eos = is_without_eos.cumsum(dim=1)  # (P, 2K), up to each candidate
         is_among_first = num_without_eos <= self._state.request.config.beam_size
         is_chosen = is_without_eos & is_among_first & (best.sums > NEG_INF)  # (P, 2K)

@@ -104,12 +104,12 @@ class SearchRequest:
             limits.append(max(limit, config.min_length + 1, prefix_length + 1))
         return limits
 
-    def check_prefixes(self, tokenizer: Tokenizers) -> None:
+    def check_prefixes(self, tokenizers: Tokenizers) -> None:
         """Raise a `ConfigError` if a forced prefix contains a control symbol."""
         control_symbols = {
-            tokenizer.tgt.pad_id: "padding",
-            tokenizer.tgt.bos_id: "the start symbol",
-            tokenizer.tgt.eos_id: "the end symbol",
+            tokenizers.tgt.pad_id: "padding",
+            tokenizers.tgt.bos_id: "the start symbol",
+            tokenizers.tgt.eos_id: "the end symbol",
         }
         for number, prefix in enumerate(self.prefixes):
             for token in prefix:
@@ -119,9 +119,9 @@ class SearchRequest:
                         f"{control_symbols[token]}; remove control symbols"
                     )
 
-    def decode_source(self, sentence: int, tokenizer: Tokenizers) -> str:
+    def decode_source(self, sentence: int, tokenizers: Tokenizers) -> str:
         """Return the text of a source, without its tag and without hints."""
-        text = tokenizer.src.decode(self.sources[sentence])
+        text = tokenizers.src.decode(self.sources[sentence])
         if self.config.hints:
             text = remove_hints_from_text(text)
         for tag in self.src_tags:
@@ -129,37 +129,37 @@ class SearchRequest:
                 return text.removeprefix(tag).removeprefix(" ")
         return text
 
-    def find_protected(self, sentence: int, tokenizer: Tokenizers) -> list[ProtectedText]:
+    def find_protected(self, sentence: int, tokenizers: Tokenizers) -> list[ProtectedText]:
         """Return the protected texts of a source; none without the setting `protect`."""
         if not self.config.protect:
             return []
-        return find_protected(self.decode_source(sentence, tokenizer))
+        return find_protected(self.decode_source(sentence, tokenizers))
 
     def find_spellings(
-        self, sentence: int, tokenizer: Tokenizers
+        self, sentence: int, tokenizers: Tokenizers
     ) -> list[tuple[tuple[int, ...], ...]]:
         """Return the ids of the target forms of each glossary term that occurs in a source.
 
-        A translation must contain one form of each term. Leaves out terms that the tokenizer cannot
-        encode.
+        A translation must contain one form of each term. Leaves out terms that the target tokenizer
+        cannot encode.
         """
         glossary = load_glossary(tuple(self.config.required_terms))
-        terms = glossary.find(self.decode_source(sentence, tokenizer))
-        spellings_of_terms = [encode_spellings(targets, tokenizer.tgt) for targets in terms]
+        terms = glossary.find(self.decode_source(sentence, tokenizers))
+        spellings_of_terms = [encode_spellings(targets, tokenizers.tgt) for targets in terms]
         return [spellings for spellings in spellings_of_terms if spellings]
 
-    def all_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
+    def all_constraints(self, tokenizers: Tokenizers) -> list[Constraint]:
         """Return the constraints of the settings and the forced prefixes, then `constraints`."""
-        constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
+        constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizers.tgt))]
         if self.config.min_length:
-            constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))
+            constraints.append(MinLength(self.config.min_length, tokenizers.tgt.eos_id))
         # constraints that a forced prefix may violate, which apply to the tokens after the prefix
-        after_prefix = self._repetition_constraints(tokenizer)
+        after_prefix = self._repetition_constraints(tokenizers)
         if self.config.forbid:
-            sequences = phrase_sequences(self.config.forbid, tokenizer.tgt)
+            sequences = phrase_sequences(self.config.forbid, tokenizers.tgt)
             after_prefix.append(ForbiddenSequences(sequences))
         if self.config.suppress:
-            suppressed = suppressed_ids(self.config.suppress, tokenizer.tgt)
+            suppressed = suppressed_ids(self.config.suppress, tokenizers.tgt)
             after_prefix.append(ForbiddenTokens(suppressed))
         if any(self.prefixes):
             forced_prefixes = self.prefixes
@@ -172,7 +172,7 @@ class SearchRequest:
             constraints.append(ForcedPrefix(pad(forced_prefixes, pad_id=-1)))
         return [*constraints, *after_prefix, *self.constraints]
 
-    def _repetition_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
+    def _repetition_constraints(self, tokenizers: Tokenizers) -> list[Constraint]:
         """Return the constraints of `repetition_penalty` and `no_repeat_ngram`."""
         constraints: list[Constraint] = []
         if self.config.repetition_penalty > 1:
@@ -181,15 +181,15 @@ class SearchRequest:
         allows_some_repeats = self.config.allow_source_repeats or self.config.has_terms
         if ngram_size and allows_some_repeats:
             allowed_counts = []
-            for i, source in enumerate(to_target_ids(self.sources, tokenizer)):
-                allowed_counts.append(self._count_allowed_ngrams(i, source, tokenizer))
+            for i, source in enumerate(to_target_ids(self.sources, tokenizers)):
+                allowed_counts.append(self._count_allowed_ngrams(i, source, tokenizers))
             constraints.append(NoNgramsBeyondSource(ngram_size, allowed_counts))
         elif ngram_size:
             constraints.append(NoRepeatedNgrams(ngram_size))
         return constraints
 
     def _count_allowed_ngrams(
-        self, sentence: int, source: Ids, tokenizer: Tokenizers
+        self, sentence: int, source: Ids, tokenizers: Tokenizers
     ) -> Counter[tuple[int, ...]]:
         """Return how often the translation of a sentence may contain n-grams.
 
@@ -198,16 +198,16 @@ class SearchRequest:
         ngram_size = self.config.no_repeat_ngram
         counts: Counter[tuple[int, ...]] = Counter()
         # a protected text may occur twice in the source, and must then occur twice in the target
-        if self.config.allow_source_repeats or self.find_protected(sentence, tokenizer):
+        if self.config.allow_source_repeats or self.find_protected(sentence, tokenizers):
             counts = count_ngrams(source, ngram_size)
         if self.config.has_terms:
-            for spellings in self.find_spellings(sentence, tokenizer):
+            for spellings in self.find_spellings(sentence, tokenizers):
                 for ids in spellings:
                     # no limit, since a term may occur twice, and other words may share its n-grams
                     counts.update(dict.fromkeys(count_ngrams(ids, ngram_size), sys.maxsize))
         return counts
 
-    def can_join(self, tokenizer: Tokenizers) -> bool:
+    def can_join(self, tokenizers: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request.
 
         The server uses this for sentences that arrive during a search.
@@ -219,9 +219,9 @@ class SearchRequest:
             return False
         if config.has_terms or config.beam_groups > 1 or config.alternatives:
             return False  # `BeamSearch.join` does not support these
-        starts_with_eos = tokenizer.tgt.bos_id == tokenizer.tgt.eos_id
+        starts_with_eos = tokenizers.tgt.bos_id == tokenizers.tgt.eos_id
         limits_repeats = config.no_repeat_ngram > 0 or config.repetition_penalty > 1
         if starts_with_eos and limits_repeats:
             # `join` pads with BOS; if BOS is EOS, the constraints would count EOS as repeated
             return False
-        return all(constraint.can_join for constraint in self.all_constraints(tokenizer))
+        return all(constraint.can_join for constraint in self.all_constraints(tokenizers))

@@ -33,7 +33,7 @@ from nmt.search.term_search import TermSearch, find_terms
 
 @torch.inference_mode()
 def search(
-    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+    stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each sentence, best first.
 
@@ -41,70 +41,70 @@ def search(
     Raises a `ConfigError` for a prefix with control symbols, and a `ModelError` for a model whose
     output is not finite.
     """
-    request.check_prefixes(tokenizer)
+    request.check_prefixes(tokenizers)
     if request.config.alternatives:
-        return _search_alternatives(stepper, request, tokenizer)
+        return _search_alternatives(stepper, request, tokenizers)
     if request.config.protect:
-        return _search_protected(stepper, request, tokenizer)
+        return _search_protected(stepper, request, tokenizers)
     if can_search_one_sentence(request, stepper.device):
-        return [search_one_sentence(stepper, request, tokenizer)]
+        return [search_one_sentence(stepper, request, tokenizers)]
     if request.config.sampling:
-        return _sample(stepper, request, tokenizer)
+        return _sample(stepper, request, tokenizers)
     if request.config.beam_size == 1:
-        return _extend_one_by_one(SearchState(stepper, request, tokenizer), None)
-    return _search_with_beam(stepper, request, tokenizer)
+        return _extend_one_by_one(SearchState(stepper, request, tokenizers), None)
+    return _search_with_beam(stepper, request, tokenizers)
 
 
 def _search_with_beam(
-    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+    stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers
 ) -> list[list[Hypothesis]]:
     """Return the results of beam search for each sentence."""
-    beam_search = _start_beam_search(stepper, request, tokenizer)
+    beam_search = _start_beam_search(stepper, request, tokenizers)
     while beam_search.num_live:
         beam_search.step()
     return [beam_search.result(i) for i in range(len(request.sources))]
 
 
 def _search_protected(
-    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+    stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers
 ) -> list[list[Hypothesis]]:
     """Search without `protect`, then search again the sentences that lack a protected text.
 
     The second search requires the protected texts, such as placeholders, like terms of a glossary.
     """
     plain_request = replace(request, config=replace(request.config, protect=False))
-    results = search(stepper, plain_request, tokenizer)
+    results = search(stepper, plain_request, tokenizers)
     indices = []  # sentences whose best translation lacks a protected text
     for i, hypotheses in enumerate(results):
-        source = request.decode_source(i, tokenizer)
-        if hypotheses and lacks_protected(source, tokenizer.tgt.decode(hypotheses[0].tokens)):
+        source = request.decode_source(i, tokenizers)
+        if hypotheses and lacks_protected(source, tokenizers.tgt.decode(hypotheses[0].tokens)):
             indices.append(i)
     if indices:
-        second_results = _search_with_beam(stepper, request.select(indices), tokenizer)
+        second_results = _search_with_beam(stepper, request.select(indices), tokenizers)
         for i, hypotheses in zip(indices, second_results, strict=True):
             results[i] = hypotheses
     return results
 
 
 def _start_beam_search(
-    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+    stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers
 ) -> BeamSearch:
     """Return the beam search that the settings choose, before its first step."""
     if request.config.has_terms:
         return TermSearch(
             stepper,
             request,
-            tokenizer,
-            terms=find_terms(request, tokenizer),
-            ends_word=mark_word_ends(tokenizer.tgt),
+            tokenizers,
+            terms=find_terms(request, tokenizers),
+            ends_word=mark_word_ends(tokenizers.tgt),
         )
     if request.config.beam_groups > 1:
-        return DiverseSearch(stepper, request, tokenizer)
-    return BeamSearch(stepper, request, tokenizer)
+        return DiverseSearch(stepper, request, tokenizers)
+    return BeamSearch(stepper, request, tokenizers)
 
 
 def _search_alternatives(
-    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+    stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers
 ) -> list[list[Hypothesis]]:
     """Return translations of each sentence that differ in the first token after the prefix.
 
@@ -130,11 +130,11 @@ def _search_alternatives(
         request,
         config=first_token_config,
         n_best=None,
-        constraints=[*request.constraints, ForbiddenTokens([tokenizer.tgt.eos_id])],
+        constraints=[*request.constraints, ForbiddenTokens([tokenizers.tgt.eos_id])],
     )
     sentences = []  # the sentence of each prefix
     prefixes = []
-    for i, hypotheses in enumerate(search(stepper, first_token_request, tokenizer)):
+    for i, hypotheses in enumerate(search(stepper, first_token_request, tokenizers)):
         for hypothesis in hypotheses:
             sentences.append(i)
             prefixes.append(hypothesis.tokens)
@@ -142,23 +142,23 @@ def _search_alternatives(
         request.select(sentences), config=config, prefixes=prefixes, n_best=1
     )
     results: list[list[Hypothesis]] = [[] for _ in request.sources]
-    expanded = search(stepper, expanded_request, tokenizer)
+    expanded = search(stepper, expanded_request, tokenizers)
     for sentence, [hypothesis] in zip(sentences, expanded, strict=True):
         results[sentence].append(hypothesis)
     return results
 
 
 def _sample(
-    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+    stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers
 ) -> list[list[Hypothesis]]:
     """Return `beam_size` samples of each sentence."""
     num_samples = request.config.beam_size
     sampling_keys = request.sampling_keys
     if sampling_keys is None:
         sampling_keys = make_sampling_keys(request.sources)
-    sources = [[*source, tokenizer.src.eos_id] for source in request.sources]
+    sources = [[*source, tokenizers.src.eos_id] for source in request.sources]
     sampler = Sampler(sources, sampling_keys, request.config)
-    state = SearchState(stepper, request, tokenizer)
+    state = SearchState(stepper, request, tokenizers)
     if num_samples > 1:
         parents = torch.arange(len(sources)).repeat_interleave(num_samples)  # (B * K,)
         state.replace_beam(state.beam.select(parents), parents)  # K rows for each sentence
@@ -172,7 +172,7 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
     id if several tokens have the same probability. Returns the hypotheses of each sentence in the
     order of their rows.
     """
-    eos_id = state.tokenizer.tgt.eos_id
+    eos_id = state.tokenizers.tgt.eos_id
     num_sentences = len(state.limits)
     num_samples = len(state.beam) // num_sentences  # K
     # for each sentence, the complete samples, keyed by their number

@@ -50,12 +50,12 @@ def can_search_one_sentence(request: SearchRequest, device: torch.device) -> boo
 
 
 def search_one_sentence(
-    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+    stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers
 ) -> list[Hypothesis]:
     """Return the hypotheses of the only sentence of a request, best first."""
-    src, src_lengths = pad_source(request.sources, tokenizer)  # (1, S), (1,)
+    src, src_lengths = pad_source(request.sources, tokenizers)  # (1, S), (1,)
     state = stepper.start_single(src, src_lengths)
-    model = SingleModel(stepper, state, request, tokenizer)
+    model = SingleModel(stepper, state, request, tokenizers)
     if request.config.beam_size == 1:
         hypotheses = [_search_greedily(model)]
     else:
@@ -68,14 +68,14 @@ class SingleModel:
     """The predictions of a model for one sentence."""
 
     def __init__(
-        self, stepper: Stepper, state: Any, request: SearchRequest, tokenizer: Tokenizers
+        self, stepper: Stepper, state: Any, request: SearchRequest, tokenizers: Tokenizers
     ) -> None:
         self.request = request
         self.config = request.config
-        self.bos_id = tokenizer.tgt.bos_id
-        self.eos_id = tokenizer.tgt.eos_id
+        self.bos_id = tokenizers.tgt.bos_id
+        self.eos_id = tokenizers.tgt.eos_id
         self.max_length = request.length_limits()[0]  # in tokens, including EOS
-        self._forbidden = forbidden_ids(tokenizer.tgt)
+        self._forbidden = forbidden_ids(tokenizers.tgt)
         self._stepper = stepper
         self._state = state  # from `stepper.start_single`
 

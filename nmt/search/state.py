@@ -31,12 +31,12 @@ class SearchState:
         self,
         stepper: Stepper,
         request: SearchRequest,
-        tokenizer: Tokenizers,
+        tokenizers: Tokenizers,
         *,
         num_copies: int = 1,
     ) -> None:
         """Encode the sentences. With `num_copies` n, each sentence becomes n equal sentences."""
-        src, src_lengths = pad_source(request.sources, tokenizer)  # (B, S), (B,)
+        src, src_lengths = pad_source(request.sources, tokenizers)  # (B, S), (B,)
         needs_attention = request.config.needs_attention
         model_state = stepper.start(src, src_lengths, with_attention=needs_attention)
         if num_copies > 1:
@@ -45,14 +45,14 @@ class SearchState:
             request = request.select(rows.tolist())
             src_lengths = src_lengths[rows]
         self.request = request
-        self.tokenizer = tokenizer
+        self.tokenizers = tokenizers
         self.limits = torch.tensor(request.length_limits())  # (B,), maximum numbers of tokens
         self.first_columns = torch.zeros_like(self.limits)  # (B,)
         self.beam = Beam.start(
             len(src_lengths), stepper.device, source_length=src.size(1) if needs_attention else None
         )
         self._stepper = stepper
-        self._constraints = request.all_constraints(tokenizer)
+        self._constraints = request.all_constraints(tokenizers)
         self._num_words = src_lengths - 1  # (B,), numbers of source tokens without EOS
         self._model_state = model_state
 
@@ -66,7 +66,7 @@ class SearchState:
         if self.beam.length:
             tokens = self.beam.tokens[:, -1]  # (R,)
         else:
-            bos_id = self.tokenizer.tgt.bos_id
+            bos_id = self.tokenizers.tgt.bos_id
             tokens = torch.full((len(self.beam),), bos_id, device=self.beam.tokens.device)
         step = self._stepper.step
         if not self.request.needs_log_probs:
@@ -111,7 +111,7 @@ class SearchState:
         for row, sentence in enumerate(beam.sentences.tolist()):
             first = first_columns[row]
             row_tokens = token_rows[row][first:]
-            eos_id = self.tokenizer.tgt.eos_id
+            eos_id = self.tokenizers.tgt.eos_id
             row_alignment = None
             if alignments is not None:
                 row_alignment = alignments[row]  # with attention, no sentence joins: `first` is 0
@@ -144,7 +144,7 @@ class SearchState:
         device = beam.tokens.device
         # The next step of the model reads BOS from the last column. BOS in the other columns has no
         # effect on constraints.
-        padding = torch.full(shape, self.tokenizer.tgt.bos_id, device=device)  # (B', length)
+        padding = torch.full(shape, self.tokenizers.tgt.bos_id, device=device)  # (B', length)
         zeros = torch.zeros(shape, device=device)  # (B', length)
         self.beam = Beam(
             sentences=torch.cat([beam.sentences, new_sentences]),
@@ -152,5 +152,5 @@ class SearchState:
             tokens=torch.cat([beam.tokens[:, num_unused:], padding]),
             token_log_probs=torch.cat([beam.token_log_probs[:, num_unused:], zeros]),
         )
-        src, src_lengths = pad_source(sources, self.tokenizer)  # (B', S), (B',)
+        src, src_lengths = pad_source(sources, self.tokenizers)  # (B', S), (B',)
         self._model_state = self._stepper.join(self._model_state, src, src_lengths)

@@ -147,25 +147,25 @@ class SentenceTerms:
         return num_tokens + max(partial_lengths, default=0)
 
 
-def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTerms | None]:
+def find_terms(request: SearchRequest, tokenizers: Tokenizers) -> list[SentenceTerms | None]:
     """Return the terms of each sentence of a request, or None for a sentence without terms.
 
-    These are the terms of the glossary and the protected texts. Leaves out terms that the tokenizer
-    cannot encode.
+    These are the terms of the glossary and the protected texts. Leaves out terms that the target
+    tokenizer cannot encode.
     """
-    ends_word = mark_word_ends(tokenizer.tgt)
+    ends_word = mark_word_ends(tokenizers.tgt)
     sentences: list[SentenceTerms | None] = []
     for i in range(len(request.sources)):
         terms: list[Spellings] = []
         closed: list[int] = []
         open_ended: list[int] = []
-        for protected in request.find_protected(i, tokenizer):
-            spellings = encode_protected(protected, tokenizer.tgt)
+        for protected in request.find_protected(i, tokenizers):
+            spellings = encode_protected(protected, tokenizers.tgt)
             if spellings:
                 indices = open_ended if protected.ends_word else closed
                 indices.append(len(terms))
                 terms.append(spellings)
-        terms += request.find_spellings(i, tokenizer)
+        terms += request.find_spellings(i, tokenizers)
         if not terms:
             sentences.append(None)
             continue
@@ -174,7 +174,7 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
             ends_word,
             closed=closed,
             open_ended=open_ended,
-            ends_protected=mark_protected_ends(tokenizer.tgt),
+            ends_protected=mark_protected_ends(tokenizers.tgt),
         )
         sentences.append(sentence_terms)
     return sentences
@@ -240,19 +240,19 @@ class TermSearch(BeamSearch):
         self,
         stepper: Stepper,
         request: SearchRequest,
-        tokenizer: Tokenizers,
+        tokenizers: Tokenizers,
         *,
         terms: Sequence[SentenceTerms | None],
         ends_word: Sequence[bool],
     ) -> None:
-        super().__init__(stepper, request, tokenizer)
+        super().__init__(stepper, request, tokenizers)
         self._terms = terms
         self._ends_word = ends_word
         self._continues_word = ~torch.tensor(ends_word, device=stepper.device)  # (V,)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
         """See `BeamSearch._choose`; allocates the candidates of sentences that miss a term."""
-        eos_id = self._state.tokenizer.tgt.eos_id
+        eos_id = self._state.tokenizers.tgt.eos_id
         hypotheses = self._find_hypotheses()
         # EOS is forbidden in rows of hypotheses that miss a term
         unfinished_rows = []
@@ -367,7 +367,7 @@ class TermSearch(BeamSearch):
         among the K best of its bank.
         """
         beam_size = self._state.request.config.beam_size
-        eos_id = self._state.tokenizer.tgt.eos_id
+        eos_id = self._state.tokenizers.tgt.eos_id
         banks: dict[int, list[Candidate]] = {}
         for candidate in ranking:
             banks.setdefault(candidate.bank, []).append(candidate)

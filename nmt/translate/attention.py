@@ -138,19 +138,19 @@ def attention_shape(backend: Backend) -> dict[str, int] | None:
     }
 
 
-def add_source_eos(src: Ids, model: FastTransformer, tokenizer: Tokenizers) -> list[int]:
+def add_source_eos(src: Ids, model: FastTransformer, tokenizers: Tokenizers) -> list[int]:
     """Return source ids as the encoder reads them: with EOS, unless `source_eos` is False.
 
     An empty source always gets EOS, since attention needs a token to attend to.
     """
     if model.config.source_eos or not src:
-        return [*src, tokenizer.src.eos_id]
+        return [*src, tokenizers.src.eos_id]
     return list(src)
 
 
 def search_targets(
     backend: Backend,
-    tokenizer: Tokenizers,
+    tokenizers: Tokenizers,
     source_ids: Sequence[Ids],
     config: SearchConfig,
     tags: Tags,
@@ -162,7 +162,7 @@ def search_targets(
     target_ids: list[list[int]] = [[] for _ in source_ids]
     searched = [i for i, ids in enumerate(source_ids) if ids]
     if searched:
-        tag_ids = encode_tag(tokenizer.tgt, tags.tgt)
+        tag_ids = encode_tag(tokenizers.tgt, tags.tgt)
         request = SearchRequest(
             [source_ids[i] for i in searched],
             config,
@@ -172,12 +172,12 @@ def search_targets(
         # searches again where a translation loops, which means that it repeats tokens
         results = search_without_loops(backend, request)
         for i, hypotheses in zip(searched, results, strict=True):
-            target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizer.tgt.eos_id]
+            target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizers.tgt.eos_id]
     return target_ids
 
 
 @torch.inference_mode()
-def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) -> PairAttention:
+def pair_attention(backend: Backend, tokenizers: Tokenizers, src: Ids, tgt: Ids) -> PairAttention:
     """Return the attention weights for source and target ids, both without control symbols.
 
     Raises `ConfigError` for an engine without access to attention weights.
@@ -186,8 +186,8 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     if model is None:
         raise ConfigError("this engine shows no attention; use backend=native and one model")
     device = model.embedding.weight.device
-    src_ids = add_source_eos(src, model, tokenizer)
-    tgt_ids = [tokenizer.tgt.bos_id, *tgt]
+    src_ids = add_source_eos(src, model, tokenizers)
+    tgt_ids = [tokenizers.tgt.bos_id, *tgt]
     modules: dict[str, list[nn.Module]] = {
         "encoder": [layer.self_attention for layer in model.encoder_layers],  # type: ignore[misc]
         "decoder": [],
@@ -221,9 +221,9 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
         return torch.cat(weights).float().cpu()
 
     return PairAttention(
-        src=tokenizer.src.pieces(src_ids),
-        tgt=tokenizer.tgt.pieces(tgt_ids),
-        predicted=tokenizer.tgt.pieces([*tgt, tokenizer.tgt.eos_id]),
+        src=tokenizers.src.pieces(src_ids),
+        tgt=tokenizers.tgt.pieces(tgt_ids),
+        predicted=tokenizers.tgt.pieces([*tgt, tokenizers.tgt.eos_id]),
         encoder=stack("encoder"),
         decoder=stack("decoder"),
         cross=stack("cross"),

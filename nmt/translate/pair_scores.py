@@ -19,7 +19,7 @@ EMPTY_PAIR = Hypothesis([], log_prob=0.0, score=0.0, finished=True, token_log_pr
 
 def score_pairs(
     backend: Backend,
-    tokenizer: Tokenizers,
+    tokenizers: Tokenizers,
     sources: Sequence[str],
     targets: Sequence[str],
     config: SearchConfig,
@@ -34,10 +34,10 @@ def score_pairs(
     the lines of both sides. `max_tokens` bounds the size of a batch. `first_line` is the number of
     lines before `sources`, for error messages.
     """
-    source_ids = encode_sources(tokenizer.src, sources, tags, first_line=first_line)
-    target_ids = tokenizer.tgt.encode_batch(tag_lines(targets, tags.tgt))
+    source_ids = encode_sources(tokenizers.src, sources, tags, first_line=first_line)
+    target_ids = tokenizers.tgt.encode_batch(tag_lines(targets, tags.tgt))
     # an empty source has no ids; an empty target has the ids of its tag
-    empty_target_ids = tokenizer.tgt.encode(tags.tgt)
+    empty_target_ids = tokenizers.tgt.encode(tags.tgt)
     indices = []  # pairs with text on at least one side
     for i, ids in enumerate(source_ids):
         if ids or target_ids[i] != empty_target_ids:

@@ -122,7 +122,7 @@ class LineCounts:
 def build_line_results(
     encoded: EncodedWindow,
     search_results: Sequence[SearchResult],
-    tokenizer: Tokenizers,
+    tokenizers: Tokenizers,
     *,
     n_best: int,
     alignment: bool,
@@ -150,11 +150,11 @@ def build_line_results(
         hypotheses = [result for result in results_of_line if not isinstance(result, Failure)]
         source_words = None
         if unk_replacement:
-            source_words = SourceWords(encoded.texts[i], segments, tokenizer.src, num_truncated)
-        translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best, source_words)
+            source_words = SourceWords(encoded.texts[i], segments, tokenizers.src, num_truncated)
+        translations = _join_segments(segments, hypotheses, tokenizers.tgt, n_best, source_words)
         source_tokens: list[str] = []
         if alignment:
-            source_tokens = _source_tokens(segments, tokenizer.src)
+            source_tokens = _source_tokens(segments, tokenizers.src)
             if encoded.has_hints:
                 source_tokens, translations = _leave_out_hints(source_tokens, translations)
         elif unk_replacement:  # only `SourceWords` needed the alignment

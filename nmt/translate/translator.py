@@ -293,7 +293,7 @@ class Translator:
             hints=tuple(config.hints),
             required_terms=tuple(config.required_terms),
         )
-        encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
+        encode = partial(encode_window, tokenizers=self.tokenizer, options=options)
         encoded_windows = map(encode, windows)
         if isinstance(windows, list) and len(windows) <= 1:
             return encoded_windows  # for a single window, a thread would only cost time

@@ -205,7 +205,7 @@ class EncodedWindow:
     has_hints: bool = False  # whether `segments` may contain hints of a glossary
 
 
-def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -> EncodedWindow:
+def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) -> EncodedWindow:
     """Encode the lines of a window; split or truncate lines that are too long.
 
     The prefix of a line applies to its first segment. With `too_long=error`, raises a `DataError`
@@ -217,16 +217,16 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     glossary = load_glossary(options.hints or options.required_terms)
     prepared_lines = []
     for line, prefix in zip(window.lines, prefixes, strict=True):
-        prepared_lines.append(_prepare_line(line, prefix, options, glossary, tokenizer.src))
+        prepared_lines.append(_prepare_line(line, prefix, options, glossary, tokenizers.src))
     texts = [prepared.text for prepared in prepared_lines]
     copied_texts = [prepared.copied_text for prepared in prepared_lines]
-    encoder = _SourceEncoder(tokenizer.src, options)
+    encoder = _SourceEncoder(tokenizers.src, options)
     line_ids = encoder.encode(texts, tags, first_line=window.first_line)
     # without a prefix of the user, a translation starts with the tag, if there is one
-    tag_ids = encode_tag(tokenizer.tgt, tags.tgt)
+    tag_ids = encode_tag(tokenizers.tgt, tags.tgt)
     line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
-        line_prefixes = encode_target_prefixes(tokenizer.tgt, window.prefixes, tags.tgt)
+        line_prefixes = encode_target_prefixes(tokenizers.tgt, window.prefixes, tags.tgt)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):

@@ -52,6 +52,6 @@ class LoadedModel(NamedTuple):
     directions: list[LanguagePair]
 
 
-def find_model_directions(info: ModelInfo, tokenizer: Tokenizers) -> list[LanguagePair]:
+def find_model_directions(info: ModelInfo, tokenizers: Tokenizers) -> list[LanguagePair]:
     """Return the translation directions of a model; see `find_directions`."""
-    return find_directions(info.directions, info.src_lang, info.tgt_lang, tokenizer.src)
+    return find_directions(info.directions, info.src_lang, info.tgt_lang, tokenizers.src)

@@ -56,7 +56,7 @@ class CTranslate2Backend:
     def __init__(
         self,
         engine: Any,
-        tokenizer: Tokenizers,
+        tokenizers: Tokenizers,
         max_positions: int,
         max_tokens: int,
         *,
@@ -70,9 +70,9 @@ class CTranslate2Backend:
         self.num_workers: int = engine.num_translators
         self._engine = engine
         self._process_id = os.getpid()
-        self._tokenizer = tokenizer
-        self._src_pieces = tokenizer.src.all_pieces()
-        self._tgt_pieces = tokenizer.tgt.all_pieces()
+        self._tokenizers = tokenizers
+        self._src_pieces = tokenizers.src.all_pieces()
+        self._tgt_pieces = tokenizers.tgt.all_pieces()
         self._tgt_ids = {piece: token for token, piece in enumerate(self._tgt_pieces)}
         self._max_positions = max_positions
         self._shifts_alignment = shifts_alignment
@@ -105,7 +105,7 @@ class CTranslate2Backend:
         prefix_bias = config.prefix_bias if longest_prefix > request.num_forced else 0.0
         if prefix_bias and request.num_forced:
             raise _unsupported("prefix_bias", prefix_bias, " for models with target tags")
-        request.check_prefixes(self._tokenizer)
+        request.check_prefixes(self._tokenizers)
         self._check_lengths(request.sources)
         source = _to_pieces(request.sources, self._src_pieces)
         target_prefix = None
@@ -140,7 +140,7 @@ class CTranslate2Backend:
 
     def _forbidden_sequences(self, config: SearchConfig) -> list[list[int]]:
         """Return the ids that no translation contains, and the ids of `forbid` and `suppress`."""
-        tokenizer = self._tokenizer.tgt
+        tokenizer = self._tokenizers.tgt
         single_ids = [*forbidden_ids(tokenizer), *suppressed_ids(config.suppress, tokenizer)]
         sequences = phrase_sequences(config.forbid, tokenizer)
         return [[token] for token in single_ids] + sequences
@@ -158,7 +158,7 @@ class CTranslate2Backend:
             max_batch_size=min(max_tokens, _MAX_SCORED_TOKENS),
             batch_type="tokens",
         )
-        eos_id = self._tokenizer.tgt.eos_id
+        eos_id = self._tokenizers.tgt.eos_id
         hypotheses = []
         for target, result in zip(targets, results, strict=True):
             tokens = [*target, eos_id]
@@ -186,7 +186,7 @@ class CTranslate2Backend:
                 tokens=tokens,
                 log_prob=score * len(tokens) ** config.length_exponent,
                 score=score,
-                finished=tokens[-1] == self._tokenizer.tgt.eos_id,
+                finished=tokens[-1] == self._tokenizers.tgt.eos_id,
                 token_log_probs=[],
                 alignment=_strongest_positions(result.attention[i]) if config.alignment else None,
             )
@@ -195,7 +195,7 @@ class CTranslate2Backend:
 
     def _shift_alignments(self, hypotheses: list[Hypothesis], num_src: int) -> None:
         """Apply `shift_alignment` to the hypotheses of a sentence of `num_src` tokens, in place."""
-        eos_id = self._tokenizer.tgt.eos_id
+        eos_id = self._tokenizers.tgt.eos_id
         for hypothesis in hypotheses:
             assert hypothesis.alignment is not None
             hypothesis.alignment[:] = shift_alignment(
@@ -371,11 +371,11 @@ def _load_export(folder: Path, placement: Placement, num_threads: int) -> Loaded
             f"{folder} is an export of format={export.format.value}; "
             "backend=ctranslate2 needs one of format=ctranslate2"
         )
-    tokenizer = load_model_tokenizers(folder, info)
+    tokenizers = load_model_tokenizers(folder, info)
     for path in folder.iterdir():  # CTranslate2 would wait forever for a named pipe
         check_regular(path)
     _check_engine_config(folder / "config.json")
-    check_model_bin(folder / "model.bin", info, tokenizer, export.max_positions)
+    check_model_bin(folder / "model.bin", info, tokenizers, export.max_positions)
     engine = _load_engine(folder, placement, num_threads)
     max_tokens = _GPU_BATCH_TOKENS
     if engine.device == "cpu":
@@ -385,12 +385,12 @@ def _load_export(folder: Path, placement: Placement, num_threads: int) -> Loaded
             max_tokens = min(max_tokens, _CPU_BATCH_TOKENS)
     backend = CTranslate2Backend(
         engine,
-        tokenizer,
+        tokenizers,
         export.max_positions,
         max_tokens,
         shifts_alignment=info.model.alignment_shift,
     )
-    return LoadedModel(backend, tokenizer, info.search, find_model_directions(info, tokenizer))
+    return LoadedModel(backend, tokenizers, info.search, find_model_directions(info, tokenizers))
 
 
 @dataclass(frozen=True)

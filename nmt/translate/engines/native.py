@@ -47,14 +47,14 @@ class NativeBackend:
 
     Args:
         stepper: computes the log-probabilities of tokens, with one model or an ensemble.
-        tokenizer: the tokenizers of source and target.
+        tokenizers: the tokenizers of source and target.
     """
 
     num_workers = 1  # a single search already uses all threads in its matrix multiplications
 
-    def __init__(self, stepper: Stepper, tokenizer: Tokenizers) -> None:
+    def __init__(self, stepper: Stepper, tokenizers: Tokenizers) -> None:
         self.stepper = stepper
-        self.tokenizer = tokenizer
+        self.tokenizers = tokenizers
         self.max_tokens = _GPU_BATCH_TOKENS if stepper.device.type == "cuda" else _CPU_BATCH_TOKENS
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
@@ -62,7 +62,7 @@ class NativeBackend:
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
-        hypotheses = search(self.stepper, request, self.tokenizer)
+        hypotheses = search(self.stepper, request, self.tokenizers)
         if request.config.loop_guard and not request.needs_log_probs:
             self._score_loops(request, hypotheses)
         return hypotheses
@@ -92,11 +92,11 @@ class NativeBackend:
 
     def can_join(self, request: SearchRequest) -> bool:
         """Return whether a running search of `request` accepts more sentences."""
-        return request.can_join(self.tokenizer)
+        return request.can_join(self.tokenizers)
 
     def begin(self, request: SearchRequest) -> BeamSearch:
         """Begin a search that the caller advances. Sentences can join between its steps."""
-        return BeamSearch(self.stepper, request, self.tokenizer)
+        return BeamSearch(self.stepper, request, self.tokenizers)
 
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
@@ -122,9 +122,9 @@ class NativeBackend:
         self, sources: list[Ids], targets: list[Ids], config: SearchConfig
     ) -> list[Hypothesis]:
         """Score a batch of pairs in one forward pass."""
-        tgt_tokenizer = self.tokenizer.tgt
+        tgt_tokenizer = self.tokenizers.tgt
         pad_id = tgt_tokenizer.pad_id
-        src, src_lengths = pad_source(sources, self.tokenizer)  # (B, S), (B,)
+        src, src_lengths = pad_source(sources, self.tokenizers)  # (B, S), (B,)
         tgt_in = pad(targets, pad_id=pad_id, bos=tgt_tokenizer.bos_id)  # (B, T)
         tgt_out = pad(targets, pad_id=pad_id, eos=tgt_tokenizer.eos_id)  # (B, T)
         scores = self.stepper.score(
