@@ -134,16 +134,16 @@ def _to_record(
     source: str, hypothesis: Hypothesis, translator: Translator, tags: Tags
 ) -> dict[str, Any]:
     """Return the JSON record of a pair: its measures, tokens and, if requested, alignment."""
-    tokenizer = translator.tokenizer
+    tokenizers = translator.tokenizer
     record: dict[str, Any] = {
         "log_prob": hypothesis.log_prob,
         "per_token": _per_token(hypothesis),
         "score": hypothesis.score,
-        "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),  # without EOS
+        "tokens": tokenizers.tgt.pieces(hypothesis.tokens[:-1]),  # without EOS
         "token_log_probs": hypothesis.token_log_probs,
     }
     if hypothesis.alignment is not None:
-        [ids] = encode_sources(tokenizer.src, [source], tags)
-        record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
+        [ids] = encode_sources(tokenizers.src, [source], tags)
+        record["source_tokens"] = tokenizers.src.pieces([*ids, tokenizers.src.eos_id])
         record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # without EOS
     return record

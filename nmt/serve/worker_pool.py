@@ -97,10 +97,10 @@ class RemoteBackend(NativeBackend):
     """
 
     def __init__(
-        self, pool: WorkerPool, model_index: int, info: ModelInfo, tokenizer: Tokenizers
+        self, pool: WorkerPool, model_index: int, info: ModelInfo, tokenizers: Tokenizers
     ) -> None:
         model_without_weights = build_model(info, weights=None, device=torch.device("cpu"))
-        super().__init__(ModelStepper(model_without_weights), tokenizer)
+        super().__init__(ModelStepper(model_without_weights), tokenizers)
         self.pool = pool
         self.model_index = model_index
         self.num_workers = pool.num_workers
@@ -158,13 +158,13 @@ class WorkerPool:
         for model_index, name in enumerate(self._config.model_dir):
             folder = Path(name)
             info = load_info(folder)
-            tokenizer = load_model_tokenizers(folder, info)
-            backend = RemoteBackend(self, model_index, info, tokenizer)
+            tokenizers = load_model_tokenizers(folder, info)
+            backend = RemoteBackend(self, model_index, info, tokenizers)
             model_dir = resolve_path(self._model_dirs[model_index])
-            alternatives = describe_other_models(model_dir, folder)
-            log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
-            directions = find_model_directions(info, tokenizer)
-            translators.append(Translator(backend, tokenizer, info.search, directions))
+            note_on_other_models = describe_other_models(model_dir, folder)
+            log.info("model %s, %d updates, on cpu%s", folder, info.updates, note_on_other_models)
+            directions = find_model_directions(info, tokenizers)
+            translators.append(Translator(backend, tokenizers, info.search, directions))
         return translators
 
     async def search(

@@ -153,17 +153,17 @@ def search_and_draw(translator: Translator, line: str, beam_size: int | None) ->
         raise ConfigError(f"the search took {record.num_steps} steps, {_MAX_STEPS} can be drawn")
     model = attention_model(translator.backend)
     assert model is not None  # record_search refuses ensembles
-    tokenizer = translator.tokenizer
-    [src_ids] = encode_sources(tokenizer.src, [line], translator.common_tags)
-    tgt_ids = [id for id in hypotheses[0].tokens if id != tokenizer.tgt.eos_id]
-    pair = pair_attention(translator.backend, tokenizer, src_ids, tgt_ids)
+    tokenizers = translator.tokenizer
+    [src_ids] = encode_sources(tokenizers.src, [line], translator.common_tags)
+    tgt_ids = [id for id in hypotheses[0].tokens if id != tokenizers.tgt.eos_id]
+    pair = pair_attention(translator.backend, tokenizers, src_ids, tgt_ids)
     cross_attention = pair.cross[alignment_layer(len(pair.cross))]  # (H, T, S)
     return draw_decoding(
         record,
         hypotheses,
-        tokenizer.tgt,
+        tokenizers.tgt,
         src_pieces=pair.src,
-        memory=encoder_output(model, add_source_eos(src_ids, model, tokenizer)),
+        memory=encoder_output(model, add_source_eos(src_ids, model, tokenizers)),
         attention=cross_attention.mean(dim=0),  # (T, S)
     )
 

@@ -83,16 +83,16 @@ def record_search(
         raise ConfigError("the search can be drawn of one native model, not of an ensemble")
     # `attention_model` returns a model for a `NativeBackend` only, which has this attribute
     stepper: ModelStepper = translator.backend.stepper  # type: ignore[attr-defined]
-    tokenizer = translator.tokenizer
+    tokenizers = translator.tokenizer
     tags = translator.common_tags
     record = SearchRecord()
     request = SearchRequest(
-        encode_sources(tokenizer.src, [line], tags),
+        encode_sources(tokenizers.src, [line], tags),
         translator.search_config(beam_size=beam_size),
-        prefixes=[encode_tag(tokenizer.tgt, tags.tgt)],
+        prefixes=[encode_tag(tokenizers.tgt, tags.tgt)],
         constraints=[record],
     )
-    [hypotheses] = search(stepper, request, tokenizer)
+    [hypotheses] = search(stepper, request, tokenizers)
     return record, hypotheses
 
 

@@ -71,24 +71,24 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
         [translation] = translator.translate([line], beam_size=config.beam_size)
     else:
         translation = read_sentences(config.tgt, "tgt")[0]
-    tokenizer = translator.tokenizer
+    tokenizers = translator.tokenizer
     tags = translator.common_tags
-    [src_ids] = encode_sources(tokenizer.src, [line], tags)
-    src_ids = add_source_eos(src_ids, model, tokenizer)
-    [tgt_ids] = tokenizer.tgt.encode_batch(tag_lines([translation], tags.tgt))
+    [src_ids] = encode_sources(tokenizers.src, [line], tags)
+    src_ids = add_source_eos(src_ids, model, tokenizers)
+    [tgt_ids] = tokenizers.tgt.encode_batch(tag_lines([translation], tags.tgt))
     if len(tgt_ids) >= _MAX_TOKENS:
         raise ConfigError(
             f"the translation has {len(tgt_ids)} tokens, {_MAX_TOKENS - 1} can be drawn; "
             "give a shorter sentence"
         )
-    untrained = _make_untrained_model(model, tokenizer.tgt.vocab_size)
-    tgt_in = [tokenizer.tgt.bos_id, *tgt_ids]
-    tgt_out = [*tgt_ids, tokenizer.tgt.eos_id]
+    untrained = _make_untrained_model(model, tokenizers.tgt.vocab_size)
+    tgt_in = [tokenizers.tgt.bos_id, *tgt_ids]
+    tgt_out = [*tgt_ids, tokenizers.tgt.eos_id]
     columns = list(dict.fromkeys(tgt_out))  # each token once
     smoothing = config.label_smoothing
     distributions = {  # (T, V) each
         f"Wanted, label_smoothing={smoothing:g}": smoothed_targets(
-            tgt_out, tokenizer.tgt.vocab_size, smoothing
+            tgt_out, tokenizers.tgt.vocab_size, smoothing
         ),
         "Untrained model": next_token_probabilities(untrained, src_ids, tgt_in),
         "Trained model": next_token_probabilities(model, src_ids, tgt_in),
@@ -96,8 +96,8 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
     tables = {}
     for title, distribution in distributions.items():
         tables[title] = select_columns(distribution, columns)
-    pieces = tokenizer.tgt.pieces(tgt_out)
-    column_pieces = tokenizer.tgt.pieces(columns)
+    pieces = tokenizers.tgt.pieces(tgt_out)
+    column_pieces = tokenizers.tgt.pieces(columns)
     replacements = style.add_fonts_for(pieces)  # `columns` has the same pieces
     row_labels = [piece.translate(replacements) for piece in pieces]
     column_labels = [piece.translate(replacements) for piece in column_pieces]

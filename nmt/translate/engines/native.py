@@ -204,7 +204,7 @@ def load_models(
             note_on_other_models,
         )
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
-    tokenizer = load_model_tokenizers(model_folders[0], infos[0])
-    backend = NativeBackend(stepper, tokenizer)
-    directions = find_model_directions(infos[0], tokenizer)
-    return LoadedModel(backend, tokenizer, infos[0].search, directions)
+    tokenizers = load_model_tokenizers(model_folders[0], infos[0])
+    backend = NativeBackend(stepper, tokenizers)
+    directions = find_model_directions(infos[0], tokenizers)
+    return LoadedModel(backend, tokenizers, infos[0].search, directions)
