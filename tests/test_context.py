@@ -17,9 +17,9 @@ from translating import translate, write_lines, write_model
 
 from nmt.config import DataConfig, HeldOutConfig
 from nmt.data.binary import ParallelData
+from nmt.data.hints import DONE, SOURCE, TARGET
 from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
-from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import load_tokenizers
 from nmt.errors import ConfigError
 from nmt.preprocess import chunks

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from growth import assert_linear_time
 from tiny import sentences, tokenizer_config
 
-from nmt.data.terminology import DONE, SOURCE, TARGET
+from nmt.data.hints import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.search.glossary import load_glossary

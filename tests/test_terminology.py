@@ -25,17 +25,9 @@ from nmt.config import (
     TrainConfig,
 )
 from nmt.data.augment import TextAugmenter
+from nmt.data.hints import DONE, SOURCE, TARGET, Term, add_hints, check_hint_symbols, remove_hints
 from nmt.data.lemmas import read_lemmas
-from nmt.data.terminology import (
-    DONE,
-    SOURCE,
-    TARGET,
-    HintSampler,
-    Term,
-    add_hints,
-    check_hint_symbols,
-    remove_hints,
-)
+from nmt.data.terminology import HintSampler
 from nmt.data.tokenizer import LANGUAGE_PATTERN, Tokenizer
 from nmt.data.vocabulary import train_tokenizer, train_tokenizers
 from nmt.data.word_alignment import WordAligner

@@ -21,8 +21,8 @@ import numpy as np
 
 from nmt.config import NoiseConfig
 from nmt.data.batch import Ids
+from nmt.data.hints import DONE, SOURCE, TARGET
 from nmt.data.languages import LanguagePair, find_line_separator
-from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.errors import ConfigError

@@ -1,36 +1,24 @@
-"""Hints in source text, which tell a model how to translate some words (docs/control.md).
-
-A model learns in training to follow hints (Dinu et al., 2019). A hint is ordinary text with three
-symbols, so that every engine can translate it:
-
-    The__source__ dog__target__ Hund__done__ runs.
-
-The space before a word stands between the symbol and the word. SentencePiece therefore divides the
-word into the same pieces as without a hint.
-"""
+"""Add hints (`nmt.data.hints`) to training pairs, for terms that their word alignment gives."""
 
 # L links between source and target pieces, V vocabulary size
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
+from nmt.data.hints import Term, add_hints, check_hint_symbols
 from nmt.data.lemmas import Lemmas
-from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.data.vocabulary import has_word_pieces, user_symbols
+from nmt.data.tokenizer import Tokenizers
+from nmt.data.vocabulary import user_symbols
 from nmt.data.word_alignment import Array, WordAligner
 from nmt.data.word_links import mark_word_starts
-from nmt.errors import ConfigError
 
-SOURCE = "__source__"  # the symbols of OpusTrainer
-TARGET = "__target__"
-DONE = "__done__"
 MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
 _MAX_EXTRA_WORDS = 1  # a target may have this many words more than its source term
@@ -42,109 +30,8 @@ _MAX_PARTS = 3  # maximum number of pieces of a random word
 # Matches from the first to the last letter or digit. In `regex`, but not in `re`, \w includes the
 # vowel signs of languages such as Hindi.
 _WITHOUT_PUNCTUATION = regex.compile(r"\w(?:.*\w)?")
-
-_HINT = re.compile(f"{SOURCE}(.*?){TARGET} .*?{DONE}")
 # signs of placeholders, tags and addresses: words with them get no hints
 _EXCLUDED_SIGNS = r"[{}<>%$@]|://|www\."
-
-
-class Term(NamedTuple):
-    """A term in a source text, from the character `start` up to `end`."""
-
-    start: int
-    end: int
-    target: str  # its translation
-
-
-def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
-    """Raise a `ConfigError` that names `setting` unless the tokenizer can read hints."""
-    if has_word_pieces(tokenizer.model):  # it would not separate the symbols from words
-        raise ConfigError(f"{setting} needs a vocabulary of tokenizer.type=bpe or unigram")
-    if not {SOURCE, TARGET, DONE} <= set(user_symbols(tokenizer.model)):
-        raise ConfigError(
-            f"{setting} needs a vocabulary with the symbols of hints; run nmt-preprocess with "
-            f"tokenizer.symbols=[{SOURCE},{TARGET},{DONE}]"
-        )
-
-
-def add_hints(text: str, terms: Iterable[Term]) -> str:
-    """Add a hint for each term to a source text. The terms are sorted and do not overlap."""
-    hinted = ""
-    position = 0
-    for term in terms:
-        # the space before the term comes after the symbol (see the start of this file)
-        text_before = text[position : term.start]
-        word_before = text_before.rstrip()
-        space = text_before[len(word_before) :]
-        if term.start == 0:  # the tokenizer puts a space before a text
-            space = " "
-        source = text[term.start : term.end]
-        hinted += f"{word_before}{SOURCE}{space}{source}{TARGET} {term.target}{DONE}"
-        position = term.end
-    return hinted + text[position:]
-
-
-def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a truncated source without the hint that the truncation cut, if any.
-
-    The source words of the hint stay. Only its symbols and its target are removed.
-    """
-    pieces = tokenizer.pieces(ids)
-    if SOURCE not in pieces:
-        return list(ids)
-    distance_from_end = pieces[::-1].index(SOURCE)
-    hint_start = len(pieces) - 1 - distance_from_end  # of the last hint
-    last_hint = pieces[hint_start:]
-    if DONE in last_hint:
-        return list(ids)
-    term_end = len(pieces)
-    if TARGET in last_hint:
-        term_end = hint_start + last_hint.index(TARGET)
-    ids_before = list(ids[:hint_start])
-    # the tokenizer starts a text with this space; the source words of the hint have another one
-    if pieces[hint_start - 1 : hint_start] == ["▁"]:
-        ids_before.pop()
-    term_ids = list(ids[hint_start + 1 : term_end])
-    return ids_before + term_ids
-
-
-def remove_hints_from_text(text: str) -> str:
-    """Remove the hints from the text of a source."""
-    return _HINT.sub(r"\1", text).lstrip()
-
-
-class PlainPieces(NamedTuple):
-    """The pieces of a source without hints."""
-
-    pieces: list[str]
-    positions: list[int]
-    """For each piece of the source with hints, its index in `pieces`. The symbols and the target of
-    a hint, which are not in `pieces`, have the index of the first piece of the term.
-    """
-
-
-def remove_hints(pieces: Iterable[str]) -> PlainPieces:
-    """Remove the hints from the pieces of a source."""
-    plain: list[str] = []
-    positions = []
-    term_start = 0
-    is_in_target = False  # from TARGET to DONE
-    for piece in pieces:
-        if piece == SOURCE:
-            # the tokenizer starts a text with this space; the term has another one
-            if plain[-1:] == ["▁"]:
-                plain.pop()
-            term_start = len(plain)
-        if piece == TARGET:
-            is_in_target = True
-        if is_in_target or piece == SOURCE:
-            positions.append(term_start)
-        else:
-            positions.append(len(plain))
-            plain.append(piece)
-        if piece == DONE:
-            is_in_target = False
-    return PlainPieces(plain, positions)
 
 
 class _PhrasePair(NamedTuple):

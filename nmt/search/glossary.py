@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import regex  # type: ignore[import-untyped]
 
+from nmt.data.hints import Term, add_hints
 from nmt.data.lemmas import Lemmas
-from nmt.data.terminology import Term, add_hints
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.search.protect import protected_spans, without_space

@@ -11,7 +11,7 @@ import torch
 
 from nmt.config import SearchConfig
 from nmt.data.batch import pad
-from nmt.data.terminology import remove_hints_from_text
+from nmt.data.hints import remove_hints_from_text
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.constraints import (

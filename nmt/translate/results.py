@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt.config import OutputFormat
+from nmt.data.hints import remove_hints
 from nmt.data.languages import Tags, split_tag
-from nmt.data.terminology import remove_hints
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.protect import lacks_protected

@@ -20,6 +20,7 @@ from nmt.config import (
     require_valid,
     resolve_path,
 )
+from nmt.data.hints import check_hint_symbols
 from nmt.data.languages import (
     DIRECTION_OPTIONS,
     LanguagePair,
@@ -31,7 +32,6 @@ from nmt.data.languages import (
     list_language_directions,
     tag_lines,
 )
-from nmt.data.terminology import check_hint_symbols
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import DataError, NmtError
 from nmt.runtime.prefetch import prefetch

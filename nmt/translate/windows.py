@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from nmt.config import TooLong
+from nmt.data.hints import remove_unfinished_hint
 from nmt.data.languages import (
     Tags,
     encode_sources,
@@ -24,7 +25,6 @@ from nmt.data.languages import (
     split_tag,
     tag_lines,
 )
-from nmt.data.terminology import remove_unfinished_hint
 from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import Glossary, load_glossary
