@@ -65,12 +65,6 @@ EMAIL = (
     rf"@(?:{SPACED_WORD}|-){{1,256}}\.(?:{SPACED_WORD}|[.-]){{1,256}}"
 )
 """For patterns: an e-mail address. The limits save memory in very long words."""
-ADDRESS = re.compile(
-    rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
-)
-"""A web or e-mail address. Searching takes linear time: within a long word, the lookbehinds allow a
-match to begin at one character only, not at each.
-"""
 _BLOCK_BYTES = 1 << 16  # of the start of a file, which tells its format
 _LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # longest line to translate, score or evaluate

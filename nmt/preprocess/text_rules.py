@@ -7,13 +7,18 @@ import unicodedata
 
 import regex  # type: ignore[import-untyped]
 
-from nmt.data.text import ADDRESS
+from nmt.data.text import EMAIL, SPACED_WORD, URL_CHARACTER
 
 _DIGITS = re.compile(r"\d+")
 # a number with separators of thousands: full stop, comma, apostrophe or space
 _GROUPED_NUMBER = re.compile(r"(?<!\d)\d{1,3}(?:[.,'\u2019 \u00a0\u202f]\d{3})+(?!\d)")
 _LETTERS = regex.compile(r"[\p{L}\p{M}]")
 _CURRENCY_SIGNS = regex.compile(r"\p{Sc}")
+# A web or e-mail address. Searching takes linear time: within a long word, the lookbehinds allow a
+# match to begin at one character only, not at each.
+_ADDRESS = re.compile(
+    rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
+)
 # punctuation at the end of an address belongs to the sentence around it
 _PUNCTUATION_AFTER_ADDRESS = ".,;:!?'\")]}>\u00bb\u201c\u201d\u2019"
 
@@ -72,7 +77,7 @@ def _join_thousands(text: str) -> str:
 
 def _addresses(text: str) -> list[str]:
     """Return the addresses in a text without the punctuation after them, sorted."""
-    return sorted(address.rstrip(_PUNCTUATION_AFTER_ADDRESS) for address in ADDRESS.findall(text))
+    return sorted(address.rstrip(_PUNCTUATION_AFTER_ADDRESS) for address in _ADDRESS.findall(text))
 
 
 def _currency_signs(text: str) -> set[str]:

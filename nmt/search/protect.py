@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from nmt.data.text import SPACED_WORD, UNSPACED, UNSPACED_LETTERS, URL_CHARACTER
@@ -14,8 +14,7 @@ from nmt.data.tokenizer import Tokenizer
 # they may directly precede and follow a protected text.
 _W = SPACED_WORD
 _MARKS = r"""[".,;:!?)\]}'’»“”…]"""  # punctuation that may follow a web address
-_PROTECTED = re.compile(
-    rf"""
+_PROTECTED = rf"""
     (?<![^\s("'<\[])(?:[a-z][a-z+.-]{{1,19}}://|www\.)[^\s<>"/{UNSPACED}]+/
       (?:[^\s<>"{UNSPACED}]|[{UNSPACED_LETTERS}])+(?<!{_MARKS})
       (?={_MARKS}{{0,3}}(?:[\s<>]|$))                     # web address between spaces
@@ -33,11 +32,17 @@ _PROTECTED = re.compile(
     | (?<!\d)%%
     | (?<!{_W})(?<!%)%[A-Za-z_]{_W}+%?                    # %NAME, %name%
     | (?<!{_W})(?<!\$)\$[A-Za-z_]{_W}*                    # $name
-    """,
-    re.VERBOSE,
-)
-"""The lookbehinds keep an alternative from starting at each character of a long run of characters,
-so that a search takes linear time."""
+    """
+
+
+@cache  # compiling takes 25 ms, which most commands save at their start
+def _protected_pattern() -> re.Pattern[str]:
+    """Return a pattern for placeholders, tags and addresses.
+
+    The lookbehinds keep an alternative from starting at each character of a long run of characters,
+    so that a search takes linear time.
+    """
+    return re.compile(_PROTECTED, re.VERBOSE)
 
 
 class ProtectedText(NamedTuple):
@@ -54,13 +59,13 @@ class ProtectedText(NamedTuple):
 
 def protected_spans(sentence: str) -> list[range]:
     """Return the span of each placeholder, tag and address."""
-    return [range(*match.span()) for match in _PROTECTED.finditer(sentence)]
+    return [range(*match.span()) for match in _protected_pattern().finditer(sentence)]
 
 
 def find_protected(sentence: str) -> list[ProtectedText]:
     """Return the placeholders, tags and addresses of a sentence, in order."""
     protected = []
-    for match in _PROTECTED.finditer(sentence):
+    for match in _protected_pattern().finditer(sentence):
         start = match.start()
         follows_text = start > 0 and not sentence[start - 1].isspace()
         protected.append(ProtectedText(match.group(), follows_text))
@@ -69,7 +74,7 @@ def find_protected(sentence: str) -> list[ProtectedText]:
 
 def has_only_protected(sentence: str) -> bool:
     """Return whether a sentence has protected texts, but no letters or digits outside of them."""
-    remaining, num_protected = _PROTECTED.subn(" ", sentence)
+    remaining, num_protected = _protected_pattern().subn(" ", sentence)
     return num_protected > 0 and not any(map(str.isalnum, remaining))
 
 
