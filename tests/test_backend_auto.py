@@ -26,7 +26,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DamagedError, ModelError, NmtError
 from nmt.export.conversion import convert_once
 from nmt.serve.models import choose_serve_engine
-from nmt.translate.engines.auto import AutoBackend
+from nmt.translate.engines.auto_backend import AutoBackend
 from nmt.translate.engines.ctranslate2 import CTranslate2Backend, has_vnni
 from nmt.translate.engines.native import NativeBackend
 

@@ -20,7 +20,6 @@ from nmt.cli.launch import launch
 from nmt.cli.parent import exit_after_launcher
 from nmt.config import BestMetric, TrainConfig, resolve_path
 from nmt.errors import ConfigError
-from nmt.export.export_model import describe_exports
 from nmt.runtime.distributed import (
     World,
     broadcast_from_main,
@@ -167,6 +166,8 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
             OmegaConf.update(settings, "max_tokens", max_tokens)
             config_yaml = OmegaConf.to_yaml(settings)
         if config.dry_run:
+            from nmt.export.export_model import describe_exports  # slow to import
+
             log.info("dry run of run_dir=%s", config.run_dir)
             report = dry_run(config, world, device)
             if world.is_main:

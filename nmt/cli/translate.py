@@ -29,14 +29,11 @@ from nmt.config import (
 from nmt.data.languages import encode_tag, find_source_prefix
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.export.conversion import MAX_POSITIONS
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.distributed import choose_num_processes, set_num_threads
 from nmt.runtime.pool import get_worker_index
 from nmt.runtime.progress import Progress
 from nmt.translate.context import check_context
-from nmt.translate.engines.auto import check_reproducible, choose_engine
-from nmt.translate.engines.ctranslate2 import check_search
 from nmt.translate.job import JobState, PartialFile, describe_job
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineCounts, LineResult, render
@@ -206,6 +203,11 @@ def with_chosen_backend(config: ConfigT) -> ConfigT:
     """
     if config.backend is not Engine.auto:
         return config
+    # here, since these modules import the exporters, which the native engine does not need
+    from nmt.export.conversion import MAX_POSITIONS
+    from nmt.translate.engines.auto import choose_engine
+    from nmt.translate.engines.auto_backend import check_reproducible
+    from nmt.translate.engines.ctranslate2 import check_search
 
     def check_settings(defaults: SearchConfig) -> None:
         """Raise a `ConfigError` for a setting that CTranslate2 does not support."""

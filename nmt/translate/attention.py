@@ -24,7 +24,7 @@ from nmt.model.attention import AttentionWeights, causal_mask, padding_mask
 from nmt.model.fast import FastTransformer
 from nmt.search.request import Ids, SearchRequest
 from nmt.search.stepper import ModelStepper
-from nmt.translate.engines.auto import AutoBackend
+from nmt.translate.engines.auto_backend import AutoBackend
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
 from nmt.translate.loops import search_without_loops

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from nmt.config import Combine, DType, Engine, Quantization, resolve_path
 from nmt.errors import ConfigError
-from nmt.translate.engines.auto import load_auto
 from nmt.translate.engines.base import LoadedModel
-from nmt.translate.engines.ctranslate2 import load_ctranslate2
 from nmt.translate.engines.native import load_models
 
 
@@ -30,6 +28,10 @@ def load_engine(
     """
     if engine is Engine.native:
         return load_models(folders, device=device, dtype=dtype, combine=combine)
+    # here, since both engines import the exporters, which the native engine does not need
+    from nmt.translate.engines.auto import load_auto
+    from nmt.translate.engines.ctranslate2 import load_ctranslate2
+
     if engine is Engine.auto:
         return load_auto(
             folders,
