@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import torch
 
 from nmt.cli.streams import check_input, find_output, input_size, open_input, open_output
-from nmt.cli.translate_document import InputDocument, open_document
 from nmt.config import (
     Engine,
     FileTranslationConfig,
@@ -28,6 +27,7 @@ from nmt.config import (
 )
 from nmt.data.languages import encode_tag, find_source_prefix
 from nmt.data.text import count_lines, is_stream, read_input
+from nmt.documents.suffixes import FORMATS
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.distributed import choose_num_processes, set_num_threads
@@ -40,6 +40,9 @@ from nmt.translate.results import LineCounts, LineResult, render
 from nmt.translate.translator import Translator
 from nmt.translate.windows import Window, WindowReader
 
+if TYPE_CHECKING:
+    from nmt.cli.translate_document import InputDocument
+
 log = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound=FileTranslationConfig)
 
@@ -51,7 +54,12 @@ def translate(config: TranslateConfig) -> None:
     under another name and renamed when it is complete. After a kill, the same command resumes it.
     """
     output_file = _check_paths(config)
-    document = open_document(config, output_file)
+    document = None
+    if Path(config.input).suffix.lower() in FORMATS:
+        # here, since it imports the readers of all formats, which other text does not need
+        from nmt.cli.translate_document import open_document
+
+        document = open_document(config, output_file)
     if document is not None:
         config = document.adapt(config)
     config = with_chosen_backend(config)

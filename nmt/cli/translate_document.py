@@ -11,7 +11,8 @@ from pathlib import Path
 from nmt.config import OutputFormat, TranslateConfig, resolve_path
 from nmt.data.text import open_bytes
 from nmt.documents.document import Document, ReadOptions
-from nmt.documents.formats import FORMATS, PACKAGES, read_document
+from nmt.documents.formats import read_document
+from nmt.documents.suffixes import PACKAGES
 from nmt.documents.texts import list_sentences, remove_target_tag
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.files import replace_file
@@ -68,7 +69,7 @@ class InputDocument:
 
 
 def open_document(config: TranslateConfig, output_file: Path | None) -> InputDocument | None:
-    """Read the input if it is a document, and the output has the same format.
+    """Read the input if its suffix is in `FORMATS`, and the output has the same format.
 
     `output_file` is the file to write, or None for a stream. Returns None for text to translate
     line by line. Raises a `ConfigError` for settings that do not apply to documents, and a
@@ -76,7 +77,7 @@ def open_document(config: TranslateConfig, output_file: Path | None) -> InputDoc
     """
     name = config.input
     suffix = Path(name).suffix.lower()
-    if suffix not in FORMATS or suffix in _LINE_FORMATS:
+    if suffix in _LINE_FORMATS:
         return None
     if output_file is None or output_file.suffix.lower() != suffix:
         if suffix in PACKAGES:

@@ -12,6 +12,7 @@ from nmt.documents.markup import MarkupText, parse_html
 from nmt.documents.packages import DOCX, EPUB, OPEN_DOCUMENT, PPTX, read_package
 from nmt.documents.po import read_po
 from nmt.documents.subtitles import read_subtitles
+from nmt.documents.suffixes import FORMATS
 from nmt.documents.tables import read_table
 from nmt.documents.xliff import read_xliff
 from nmt.errors import DataError
@@ -81,6 +82,3 @@ _READERS: dict[str, Callable[[bytes, ReadOptions], Document]] = {
     ".po": read_po,
     ".pot": read_po,
 }
-FORMATS = (*_TEXT_READERS, *_READERS)
-PACKAGES = (".docx", ".pptx", ".odt", ".odp", ".epub")
-"""Formats that are zip archives, and not text."""

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from nmt.config import resolve_path
 from nmt.data.language_codes import language_name
 from nmt.documents.document import ReadOptions
-from nmt.documents.formats import FORMATS
+from nmt.documents.suffixes import FORMATS
 from nmt.serve.file_process import FileSummary, FileWindow, OpenFile
 from nmt.serve.http_errors import HttpError, InvalidRequestError
 from nmt.serve.languages import DetectedLanguage

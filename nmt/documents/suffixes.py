@@ -1,0 +1,27 @@
+"""The suffixes of the files that can be translated.
+
+`nmt.documents.formats` has a reader for each. A command that only compares suffixes imports this
+module, and does not wait for the readers.
+"""
+
+FORMATS = (
+    ".txt",
+    ".srt",
+    ".html",
+    ".htm",
+    ".csv",
+    ".tsv",
+    ".docx",
+    ".pptx",
+    ".odt",
+    ".odp",
+    ".epub",
+    ".xlf",
+    ".xliff",
+    ".sdlxliff",
+    ".mqxliff",
+    ".po",
+    ".pot",
+)
+PACKAGES = (".docx", ".pptx", ".odt", ".odp", ".epub")
+"""Formats that are zip archives, and not text."""
