@@ -18,7 +18,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
 from nmt.model.fast.packing import pack
-from nmt.model.fast.ssru import scan
+from nmt.model.fast.ssru import register_operators, scan
 from nmt.model.ssru import Ssru
 from nmt.model.transformer import DecoderLayer
 from nmt.search.stepper import EnsembleStepper, ModelStepper
@@ -53,6 +53,7 @@ def test_an_ssru_follows_its_formula() -> None:
 
 
 def test_the_operator_equals_a_naive_loop_and_has_its_gradients() -> None:
+    register_operators()
     gates = torch.rand(2, 9, 3)
     candidates = torch.randn(2, 9, 3)
     exact = loop_naively(gates.double(), candidates.double())
@@ -63,6 +64,7 @@ def test_the_operator_equals_a_naive_loop_and_has_its_gradients() -> None:
 
 @pytest.mark.slow
 def test_the_operators_declare_what_torch_needs_to_compile_them() -> None:
+    register_operators()
     inputs = [torch.rand(2, 5, 3) for _ in range(4)]
     operators = torch.ops.nmt
     torch.library.opcheck(operators.ssru_scan, [x.requires_grad_() for x in inputs[:2]])

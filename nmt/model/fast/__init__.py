@@ -31,7 +31,7 @@ from nmt.model.fast.layers import (
 )
 from nmt.model.fast.packing import PackedContext, Packing, pack
 from nmt.model.fast.single import SingleState, SingleTransformer, can_decode_single
-from nmt.model.fast.ssru import FastSsru
+from nmt.model.fast.ssru import FastSsru, register_operators
 from nmt.model.layers import FeedForward
 from nmt.model.ssru import Ssru
 from nmt.model.transformer import Transformer
@@ -183,6 +183,8 @@ def accelerate(model: Transformer) -> FastTransformer:
     """
     for module in model.modules():
         module.__class__ = FAST_CLASSES.get(type(module), type(module))
+        if isinstance(module, FastSsru):
+            register_operators()
     return cast(FastTransformer, model)
 
 

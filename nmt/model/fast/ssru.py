@@ -8,6 +8,7 @@ On a CPU, the loop takes a tenth of the time of a parallel scan.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,7 +36,10 @@ class FastSsru(Ssru):
 
 
 def scan(gates: Tensor, candidates: Tensor) -> Tensor:
-    """Compute c_t = f_t * c_{t-1} + (1 - f_t) * z_t for the gates f and candidates z, (B, T, D)."""
+    """Compute c_t = f_t * c_{t-1} + (1 - f_t) * z_t for the gates f and candidates z, (B, T, D).
+
+    Needs `register_operators`.
+    """
     states: Tensor = torch.ops.nmt.ssru_scan(gates, candidates)
     return states
 
@@ -73,8 +77,9 @@ def _compute_gradients(ctx: Any, grad: Tensor) -> Any:
     return torch.ops.nmt.ssru_scan_backward(grad, *ctx.saved_tensors)
 
 
-def _register_operators() -> Any:
-    """Register the operators.
+@cache  # registers them once, and keeps the library, without which they would not exist
+def register_operators() -> Any:
+    """Register the operators of `scan`. `accelerate` calls this for a model with SSRUs.
 
     `torch.library.custom_op` would import torch's compiler at the first call, which takes seconds.
     """
@@ -98,6 +103,3 @@ def _register_operators() -> Any:
         "nmt::ssru_scan", _compute_gradients, setup_context=_save_for_backward, lib=library
     )
     return library
-
-
-_LIBRARY = _register_operators()  # the operators exist as long as this object
