@@ -14,8 +14,6 @@ from nmt.config import (
     resolve_path,
 )
 from nmt.errors import DataError
-from nmt.preprocess.prepare import prepare
-from nmt.preprocess.sources import has_split
 from nmt.runtime.files import describe_folder_problem
 
 log = logging.getLogger(__name__)
@@ -36,6 +34,10 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
         return
+    # here, since most runs have a data folder, and need no module of nmt.preprocess
+    from nmt.preprocess.prepare import prepare
+    from nmt.preprocess.sources import has_split
+
     problem = describe_folder_problem(folder, "is not a data folder")
     if folder.exists() and not folder.is_dir():
         raise DataError(
