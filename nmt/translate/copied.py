@@ -6,9 +6,10 @@ import re
 
 from nmt.data.text import EMAIL, UNSPACED, UNSPACED_LETTERS
 
+_ADDRESS_SIGNS = ("://", "www.", "@")  # each address has one of them
 # Chinese letters after a slash belong to the address. Before a slash, Chinese letters belong to it
 # if they form a label of the host name: "https://例子.cn", but not "https://x.cn谢谢".
-_ADDRESS = re.compile(
+_ADDRESS = (
     rf"(?:[a-z]+://|www\.)(?=\S)"
     rf"(?:[^\s/?#{UNSPACED}]|[{UNSPACED_LETTERS}]+(?=[./?#]))*(?:[/?#][^\s、。，！？；]*)?"
     rf"|{EMAIL}"
@@ -26,4 +27,8 @@ def has_no_words(line: str) -> bool:
 
 def _is_address_or_symbols(token: str) -> bool:
     """Return whether a text without spaces is an address, or has neither letters nor digits."""
-    return not any(map(str.isalnum, token)) or _ADDRESS.fullmatch(token) is not None
+    if not any(map(str.isalnum, token)):
+        return True
+    # the pattern is compiled at its first use, which takes 8 ms; most text has no address
+    has_sign = any(sign in token for sign in _ADDRESS_SIGNS)
+    return has_sign and re.fullmatch(_ADDRESS, token) is not None
