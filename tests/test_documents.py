@@ -27,8 +27,10 @@ from test_serve_text import draw_translation
 from test_serve_text import translated as upper
 from tiny import sentences
 
+from nmt.documents import formats
 from nmt.documents.document import ReadOptions
 from nmt.documents.formats import read_document
+from nmt.documents.suffixes import FORMATS, PACKAGES
 from nmt.errors import DataError
 from nmt.preprocess.bitext_xml import read_pairs
 from nmt.translate.results import LineResult
@@ -63,6 +65,13 @@ def make_package(files: dict[str, bytes]) -> bytes:
         for name, content in files.items():
             archive.writestr(name, content)
     return stream.getvalue()
+
+
+def test_the_suffixes_of_documents_are_those_of_the_readers() -> None:
+    assert sorted(FORMATS) == sorted([*formats._TEXT_READERS, *formats._READERS])
+    for suffix in PACKAGES:
+        with pytest.raises(DataError, match="not a zip file"):
+            read_document(f"a{suffix}", b"a", ReadOptions())
 
 
 def read_file(package: bytes, name: str) -> str:

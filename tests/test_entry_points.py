@@ -126,6 +126,30 @@ def test_commands_import_what_they_need_and_garbage_collection_skips_it() -> Non
     assert run_python(code) == ["2", "True", "True", "True"]
 
 
+# packages and modules that a command needs for some jobs only, and imports for these
+IMPORTED_LATER = {
+    "translate": [
+        *["ctranslate2", "filelock", "google", "html.parser", "jinja2", "pyarrow", "sacrebleu"],
+        *["nmt.data.binary", "nmt.data.vocabulary", "nmt.documents.formats", "nmt.evaluate"],
+        *["nmt.export", "xml.parsers.expat"],
+    ],
+    "train": ["jinja2", "nmt.documents", "nmt.export", "nmt.preprocess"],
+    "evaluate": ["google", "jinja2", "nmt.checkpoint", "nmt.translate", "pyarrow", "torch"],
+    "preprocess": ["google", "jinja2", "nmt.preprocess", "pyarrow", "torch"],
+    "serve": ["asyncio", "nmt.serve", "starlette", "torch", "uvicorn"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMPORTED_LATER)
+def test_commands_import_at_their_start_only_what_every_job_needs(name: str) -> None:
+    code = "import sys; from nmt.cli.commands import COMMANDS; from nmt.cli.main import *;"
+    code += f"import nmt.cli.compose; import_function(COMMANDS['{name}']); print(*sys.modules)"
+    modules = set(run_python(code))
+    assert "omegaconf" in modules
+    assert not modules.intersection(IMPORTED_LATER[name])
+
+
 def test_a_closed_pipe_is_no_error() -> None:
     for name, *arguments in (["nmt"], ["nmt-train", "--help"]):
         script = [SCRIPTS / name, *arguments]
