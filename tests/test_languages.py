@@ -154,10 +154,10 @@ def test_long_lines_keep_their_tag_in_every_part(new_root: Path) -> None:
             assert (tag in pieces) == (language == "de"), pieces
             assert len(pieces) < 24, pieces
             text += "".join(pieces)
-            prefix = translator.tokenizer.pieces(segment.prefix)
+            prefix = translator.tokenizer.pieces(segment.prefix_ids)
             assert (tag in prefix) == (language == "fr"), prefix
             if segment is not segments[0]:
-                assert segment.prefix == segments[1].prefix, prefix
+                assert segment.prefix_ids == segments[1].prefix_ids, prefix
         assert text.count("red") == 6, text
     options = LineOptions(tags=translator.choose_tags(), max_source_length=24)
     window = Window(0, [f"<2de> {line}"], [""])  # a line that brings its tag

@@ -164,7 +164,7 @@ def test_a_sentence_that_kills_its_worker_fails_alone(
 
 
 def test_sentences_join_when_they_are_a_quarter_or_after_four_steps() -> None:
-    segment = Segment(ids=[5], prefix=[])
+    segment = Segment(ids=[5], prefix_ids=[])
     arrivals = [1, 0, 0, 0, 0, 1, 0, 1, 1]  # before each step of a search of eight sentences
     expected = [0, 0, 0, 0, 1, 0, 0, 2, 0]
     remaining = iter(arrivals)

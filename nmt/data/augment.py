@@ -91,8 +91,8 @@ class TextAugmenter:
         self._add_hints([pair for pair in changed_pairs.values() if pair.gets_hints])
         new_pairs = list(pairs)
         for i, changed_pair in changed_pairs.items():
-            new_src = self.src_codec.encode(changed_pair.src_prefix, changed_pair.src)
-            new_tgt = self.tgt_codec.encode(changed_pair.tgt_prefix, changed_pair.tgt)
+            new_src = self.src_codec.encode(changed_pair.src_prefix_ids, changed_pair.src)
+            new_tgt = self.tgt_codec.encode(changed_pair.tgt_prefix_ids, changed_pair.tgt)
             if new_src and new_tgt:
                 new_pairs[i] = (new_src, new_tgt)
         return new_pairs
@@ -114,7 +114,9 @@ class TextAugmenter:
             ids = (decoded_src.ids, decoded_tgt.ids)
         for change in changes:
             src, tgt = change(src, tgt, rng)
-        return _PairText(decoded_src.prefix, src, decoded_tgt.prefix, tgt, ids, rng, gets_hints)
+        return _PairText(
+            decoded_src.prefix_ids, src, decoded_tgt.prefix_ids, tgt, ids, rng, gets_hints
+        )
 
     def _add_hints(self, pairs: Sequence[_PairText]) -> None:
         """Add hints to pairs. This is the last change, since hints are for the changed words."""
@@ -165,9 +167,9 @@ class TextAugmenter:
 class _PairText:
     """The text of a pair, which the changes replace, and its prefixes, which stay unchanged."""
 
-    src_prefix: list[int]
+    src_prefix_ids: list[int]
     src: str
-    tgt_prefix: list[int]
+    tgt_prefix_ids: list[int]
     tgt: str
     ids: tuple[list[int], list[int]] | None
     """Ids of `src` and `tgt`, see `DecodedText.ids`; None if changes have made them out of date."""
@@ -203,7 +205,7 @@ def _replace_by_words_to_copy(src: str, tgt: str, rng: Random) -> tuple[str, str
 class DecodedText(NamedTuple):
     """One side of a pair, as ids and as text."""
 
-    prefix: list[int]  # the ids of tags and prefixes, which stay unchanged
+    prefix_ids: list[int]  # the ids of tags and prefixes, which stay unchanged
     ids: list[int]
     """The other ids, after the prefix of the tokenizer: as if the tokenizer had encoded `text`."""
     text: str  # empty if there is an unknown token: `<unk>` does not say which text it was
@@ -226,21 +228,25 @@ class TextCodec:
         """Separate the ids of the prefix, and decode the other ids."""
         all_ids = np.asarray(ids).tolist()
         prefix_length = find_prefix_length(all_ids, self.prefixes)
-        prefix = all_ids[:prefix_length]
+        prefix_ids = all_ids[:prefix_length]
         text_ids = all_ids[prefix_length:]
         text = ""
         if self.tokenizer.unk_id not in text_ids:
             text = self.tokenizer.decode(text_ids)
-        return DecodedText(prefix, [*self.tokenizer.prefix_ids, *text_ids], text)
+        return DecodedText(prefix_ids, [*self.tokenizer.prefix_ids, *text_ids], text)
 
-    def encode(self, prefix: list[int], text: str) -> list[int]:
-        """Return `prefix` and the ids of a text; [] if an id is unknown or there are too many."""
+    def encode(self, prefix_ids: list[int], text: str) -> list[int]:
+        """Return `prefix_ids` and the ids of a text.
+
+        Returns [] if the text is empty, or if an id is unknown or there are too many ids.
+        """
         ids = self.tokenizer.encode(text)
-        text_ids = ids[find_prefix_length(ids, self.prefixes) :]  # without the tokenizer's prefix
-        is_too_long = len(prefix) + len(text_ids) + 1 > self.max_length
+        tokenizer_prefix_length = find_prefix_length(ids, self.prefixes)
+        text_ids = ids[tokenizer_prefix_length:]
+        is_too_long = len(prefix_ids) + len(text_ids) + 1 > self.max_length
         if not text_ids or is_too_long or self.tokenizer.unk_id in text_ids:
             return []
-        return [*prefix, *text_ids]
+        return [*prefix_ids, *text_ids]
 
     def split_at_symbols(self, text: str) -> list[str]:
         """Split a text at user-defined symbols. The segments with odd indices are the symbols."""

@@ -153,7 +153,9 @@ def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
 def _find_separator_id(tokenizer: Tokenizer) -> int:
     """Return the id of the separator of lines, or -1 if the tokenizer has none."""
     separator = find_line_separator(tokenizer)
-    return tokenizer.encode(separator)[-1] if separator else -1
+    if not separator:
+        return -1
+    return tokenizer.encode(separator)[-1]  # the id before it, if any, is of a space
 
 
 def find_prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:

@@ -52,7 +52,8 @@ _NUM_THREADS = 16  # not the number of cores, since unigram models depend on the
 # error messages of SentencePiece
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
-_CONTROL_PIECES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # of `load_with_symbols`, by role
+# pieces that `load_with_symbols` adds if a model lacks them, keyed by role
+_CONTROL_PIECES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
 ReadSide = Callable[[Literal["src", "tgt"]], Iterable[str]]
 """A function that yields the sentences of one side of the text."""
 _DEFAULT_VOCAB_SIZE = 37_000  # the size in the paper

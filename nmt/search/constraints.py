@@ -120,7 +120,7 @@ class NoNgramsBeyondSource:
             suffix_start = len(tokens) - (self.size - 1)
             suffix = tuple(tokens[suffix_start:])
             for ngram, count in count_ngrams(tokens, self.size).items():
-                max_count = max(1, allowed[ngram])
+                max_count = max(1, allowed[ngram])  # `allowed` has 0 for an n-gram that it lacks
                 if ngram[:-1] == suffix and count >= max_count:
                     forbidden_rows.append(row)
                     forbidden_tokens.append(ngram[-1])

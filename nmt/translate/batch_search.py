@@ -36,7 +36,7 @@ class Segment:
     """A line, or a part of a long line, as token ids."""
 
     ids: list[int]  # source ids without EOS, at least one
-    prefix: list[int]  # target ids that the translation starts with; may be empty
+    prefix_ids: list[int]  # target ids that the translation starts with; may be empty
     is_continuation: bool = False  # whether it is a later part of a long line
     sampling_key: int = 0  # equal segments with different keys get different samples
 
@@ -208,7 +208,7 @@ class BatchSearch:
         request = SearchRequest(
             [segment.ids for segment in batch],
             self.config,
-            prefixes=[segment.prefix for segment in batch],
+            prefixes=[segment.prefix_ids for segment in batch],
             num_forced=self.num_forced,
             src_tags=self.src_tags,
             sampling_keys=[segment.sampling_key for segment in batch],
@@ -253,7 +253,7 @@ class BatchSearch:
         request = SearchRequest(
             [segment.ids],
             self.config,
-            prefixes=[segment.prefix],
+            prefixes=[segment.prefix_ids],
             num_forced=self.num_forced,
             src_tags=self.src_tags,
         )
