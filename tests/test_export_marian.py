@@ -134,6 +134,8 @@ def make_models(folder: Path, tokenizer: Tokenizer) -> dict[str, Path]:
         "learned positions": (pair, {**learned, **silu}),
         "learned positions, untied": (tokenizer, {**learned, **untied}),
         "offset": (tokenizer, {**concat, "position_offset": 2}),
+        "not scaled": (tokenizer, {**concat, "scale_embedding": False}),
+        "pre, not scaled": (pair, {"norm": Norm.pre, "scale_embedding": False}),
         "student": (tokenizer, {**concat, "decoder": Decoder.ssru}),
         "pre-norm student": (tokenizer, {**concat, "decoder": Decoder.ssru, "norm": Norm.pre}),
     }
@@ -143,12 +145,22 @@ def make_models(folder: Path, tokenizer: Tokenizer) -> dict[str, Path]:
     }
 
 
+def assert_equal_files(folder: Path, expected: Path, name: str) -> None:
+    """Assert that two exports have the same arrays and settings, byte for byte."""
+    arrays = np.load(folder / "model.npz")
+    expected_arrays = np.load(expected / "model.npz")
+    assert set(arrays.files) == set(expected_arrays.files), name
+    for key in arrays.files:
+        assert arrays[key].tobytes() == expected_arrays[key].tobytes(), (name, key)
+
+
 def test_our_models_translate_as_before_when_they_are_imported(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     lines = sentences(20)
     for name, model_dir in make_models(tmp_path, tokenizer).items():
-        model = imported(exported(model_dir, MARIAN, max_positions=200))
+        first = exported(model_dir, MARIAN, max_positions=200)
+        model = imported(first)
         expected = native(model_dir, lines, GREEDY)
         for ours, theirs in zip(expected, native(model, lines, GREEDY), strict=True):
             assert theirs[0].tokens == ours[0].tokens, name
@@ -158,6 +170,7 @@ def test_our_models_translate_as_before_when_they_are_imported(
         if positions is Positions.sinusoidal:  # exported with the dimensions in another order
             positions = Positions.sinusoidal_halves
         assert load_info(model).model.positions is positions, name
+        assert_equal_files(exported(model, MARIAN, max_positions=200), first, name)
 
 
 def test_the_newer_type_has_the_names_of_its_layers_in_marian(
@@ -226,6 +239,7 @@ def test_marian_finds_the_translations_and_scores_of_native_search(
         "pre, paper's positions": {"norm": Norm.pre, "activation": Activation.silu},
         "learned positions": learned,
         "offset": {**marian, "position_offset": 2, "tied_output": False},
+        "pre, not scaled": {**marian, "norm": Norm.pre, "scale_embedding": False},
         "pre-norm student": {**marian, "decoder": Decoder.ssru, "norm": Norm.pre},
     }.items():
         model_dir = trained_model(tmp_path / name, tokenizer, num_decoder_layers=2, **changes)

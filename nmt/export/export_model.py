@@ -116,7 +116,6 @@ _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
     "norm_layer": [NormLayer.layer],
     "num_kv_heads": [None],
     "qk_norm": [False],
-    "scale_embedding": [True],
     "decoder": _ANY_VALUE,
 }
 _ONNX_SUPPORT: Support = {setting.name: _ANY_VALUE for setting in dataclasses.fields(ModelConfig)}
@@ -126,6 +125,7 @@ _ONNX_SSRU_SUPPORT: Support = {"head_size": [None], "num_kv_heads": [None]}
 _MARIAN_SSRU_SUPPORT: Support = {
     "positions": [Positions.sinusoidal_concat],
     "position_offset": [0],
+    "scale_embedding": [True],
 }
 _SSRU_SUPPORT = {
     ExportFormat.onnx: _ONNX_SSRU_SUPPORT,
@@ -155,6 +155,7 @@ SUPPORTED: dict[ExportFormat, Support] = {
     | {
         "positions": [layout for layout in Positions if layout.is_sinusoidal],
         "position_offset": [0],
+        "scale_embedding": [True],
         "decoder_d_ff": [None],
         "norm": [Norm.post],
     },
@@ -315,6 +316,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         config=config,
         opset=onnx.OPSET,
         needs_new_marian_type=marian.needs_new_type(info.model, config.format),
+        needs_marian_position_table=marian.needs_position_table(info.model),
         bergamot_settings=bergamot_settings,
         tokenizer_files=tokenizer_files,
         has_position_table=info.model.positions in (Positions.sinusoidal_concat, Positions.learned),

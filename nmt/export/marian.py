@@ -106,7 +106,13 @@ def needs_new_type(model: ModelConfig, export_format: ExportFormat) -> bool:
 
 
 def needs_position_table(model: ModelConfig) -> bool:
-    """Return whether the positions of a model differ from the positions that Marian computes."""
+    """Return whether the model differs from what Marian computes without a table of positions.
+
+    Without a table, Marian scales embeddings by sqrt(D) and adds the positions of
+    `sinusoidal_concat`.
+    """
+    if not model.scale_embedding:
+        return True
     return model.positions is not Positions.sinusoidal_concat or model.position_offset != 0
 
 
@@ -191,7 +197,7 @@ def _subtract_start(
     embedding = weights["embedding.weight"]  # (V, D)
     start = embedding[tokenizer.bos_id]  # (D,)
     weights["embedding.weight"] = embedding - start
-    offset = start * math.sqrt(model.d_model)  # embeddings are scaled
+    offset = start * math.sqrt(model.d_model) if model.scale_embedding else start
     if model.norm is Norm.post:
         _add_to_first_layer(weights, "decoder_layers.0", offset)
         if info.src_vocab_size is None:  # encoder and decoder share the embedding
@@ -245,7 +251,7 @@ def _make_arrays(info: ModelInfo, weights: Weights, config: ExportConfig) -> Arr
     model = info.model
     has_new_type = needs_new_type(model, config.format)
     has_position_table = has_new_type and needs_position_table(model)
-    if has_position_table:
+    if has_position_table and model.scale_embedding:
         weights = _scale_embeddings(info, weights)
     renamed = rename_weights(MARIAN, info, weights, config.max_positions)
     if info.src_vocab_size is None:  # remove the copies of a shared embedding that MarianMT has
