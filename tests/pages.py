@@ -1,5 +1,5 @@
-"""Code in the README and the docs: commands in indented blocks, and fenced blocks of Python and
-YAML; and the scripts that make pages.
+"""Code in the README and the docs: commands in indented and `shell` blocks, and fenced blocks of
+Python and YAML; and the scripts that make pages.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import importlib
 import re
 import shlex
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,10 +38,18 @@ def fenced_blocks(text: str, language: str) -> list[str]:
 
 
 def shell_lines(page: Path) -> list[str]:
-    """Return the commands in the indented blocks of a page; formulas and comments are left out."""
+    """Return the commands in the indented blocks and the fenced `shell` blocks of a page, in order.
+
+    Formulas and comments are left out.
+    """
     text = page.read_text(encoding="utf-8")
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    lines = re.findall(r"^    (.+)$", re.sub(r" *\\\n *", " ", text), re.MULTILINE)
+    text = re.sub(r" *\\\n *", " ", text)
+
+    def indent_shell(match: re.Match[str]) -> str:
+        return textwrap.indent(match[2], "    ") if match[1] == "shell" else ""
+
+    text = re.sub(r"^```(\w*)\n(.*?)^```$", indent_shell, text, flags=re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^    (.+)$", text, re.MULTILINE)
     return [line for line in lines if _FORMULA not in line and not line.startswith("#")]
 
 

@@ -51,7 +51,7 @@ SHORT_RUN += ["valid_bleu=false", "tracker=[]"]
 OUTPUT_KEYS = {"preprocess": "data_dir", "train": "run_dir"}
 OUTPUT_KEYS |= dict.fromkeys(["distill", "backtranslate", "export", "import"], "output")
 # pairs of the toy corpus, by the names of the files that the pages give them
-TRAIN_FILES = ["a", "train", "news", "news-1", "mono", "mono-1"]
+TRAIN_FILES = ["a", "web", "train", "news", "news-1", "mono", "mono-1"]
 HELD_OUT_FILES = ["v", "val", "valid", "in", "out", "ref", "old", "test", "test_2016_flickr"]
 TSV_FILES = ["web.tsv", "few.tsv", "all.tsv", "corpus.tsv", "valid.tsv", "v.tsv"]
 RAW_TEXT = {  # as scripts/fetch_homeassistant.py and scripts/parsing.py write it
@@ -159,6 +159,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mine", "a", "b", "de-en", "en-de", "teacher", "multi30k"):
         shutil.copytree(run_dir, home / "runs" / name, symlinks=True)
         assert command("average", f"run_dir={home}/runs/{name}") == 0
+    shutil.copytree(home / "runs/mine/average", home / "imported")
     export = [f"model_dir={home}/runs/mine", f"output={home}/exported"]
     assert command("export", export) == 0
     write_opus(home / "opus-mt-en-de", 0, MARIAN["swish, bias"])

@@ -45,6 +45,15 @@ ELSEWHERE = {
     "format=web": "test_web_export.py",
     "format=bergamot": "test_export_bergamot.py",
     "half past three": "test_first_tutorial.py",
+    "data.train.alignments=": "test_given_alignment.py",
+    "data.train.columns=[1,2,3]": "test_given_alignment.py",
+    "data.train.fields=[en,de,links]": "test_given_alignment.py",
+    "measure=alignment": "test_scoring.py; test_aer.py reads such output",
+    "tf32=true": "needs a GPU; test_make_gpu.py rehearses the run",
+    "data.train.score=": "test_scored_corpora.py",
+    "data.train.scores=web.scores": "test_scored_corpora.py; a tiny model gives lower scores",
+    "data_dir=data/hints": "needs models that train for minutes; test_terminology.py trains others",
+    "comet/bin/python": "needs COMET; test_command_metric.py and test_rerank.py run other programs",
 }
 # other programs: a command begins with this text
 PROGRAMS = {
@@ -75,6 +84,10 @@ PROGRAMS = {
     "python scripts/gpu.py": "needs a GPU; test_make_gpu.py rehearses it",
     "python scripts/kill_and_resume.py": "takes minutes; test_launch.py kills ranks and launchers",
     "python scripts/parsing.py": "test_parsing.py",
+    "python scripts/make_numbers.py": "test_bundled.py",
+    "python scripts/aer.py": "test_aer.py",
+    "time node translate.mjs": "test_export_bergamot.py",
+    "fairseq-interactive ": "is a program of another toolkit",
     "head ": "is a program of the system",
     "source ": "is a command of the shell",
 }
@@ -112,6 +125,21 @@ def test_every_command_of_the_pages_is_run_by_a_test_or_says_why_not() -> None:
     for reason in [*ELSEWHERE.values(), *PROGRAMS.values()]:
         for name in re.findall(r"test_\w+\.py", reason):
             assert (TESTS / name).is_file(), name
+
+
+def test_commands_stand_in_blocks_that_the_tests_read() -> None:
+    programs = "|".join(map(re.escape, ["nmt ", "nmt-", *PROGRAMS]))
+    num_blocks = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        # all blocks, since the end of a block of another language looks like a start
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for language, block in blocks:
+            if language in ("", "bash", "console", "sh"):
+                match = re.search(rf"^(?:{programs})\S* .*$", block, re.MULTILINE)
+                assert match is None, f"{page.name}: {match[0]}: begin its block with ```shell"
+        num_blocks += len(blocks)
+    assert num_blocks > 50
 
 
 def test_python_and_output_of_tutorials_and_guides_are_checked_by_a_test() -> None:
