@@ -148,6 +148,7 @@ def test_words_that_go_together_light_up(page: Page) -> None:
     lit = "[...document.querySelectorAll('#alignment .lit')].map((w) => w.textContent).join()"
     page.until(f"({focus}, {lit}) === 'green,green'")
     assert words[1].get_attribute("aria-label") == "green: goes with green"
+    page.until(f"({word}.blur(), {lit}) === ''")
     from selenium.webdriver import ActionChains
 
     ActionChains(page.browser).move_to_element(words[4]).perform()

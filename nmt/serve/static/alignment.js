@@ -85,15 +85,19 @@ function createPair(sentence) {
   const pair = document.createElement("div");
   pair.className = "pair";
   pair.append(sourceLine, targetLine);
+  function clearHighlight() {
+    for (const lit of pair.querySelectorAll(".lit")) lit.classList.remove("lit");
+  }
   function highlight(event) {
     const word = event.target.closest(".word");
-    for (const lit of pair.querySelectorAll(".lit")) lit.classList.remove("lit");
+    clearHighlight();
     if (!word) return;
     for (const lit of [word, ...partners.get(word)]) lit.classList.add("lit");
   }
   pair.addEventListener("mouseover", highlight);
   pair.addEventListener("focusin", highlight);
-  pair.addEventListener("mouseleave", highlight);
+  pair.addEventListener("mouseleave", clearHighlight);
+  pair.addEventListener("focusout", clearHighlight);
   return pair;
 }
 
