@@ -144,8 +144,10 @@ IMPORTED_LATER = {
 @pytest.mark.parametrize("name", IMPORTED_LATER)
 def test_commands_import_at_their_start_only_what_every_job_needs(name: str) -> None:
     code = "import sys; from nmt.cli.commands import COMMANDS; from nmt.cli.main import *;"
-    code += f"import nmt.cli.compose; import_function(COMMANDS['{name}']); print(*sys.modules)"
+    code += "import nmt.cli.compose; gc.callbacks.append(lambda *_: print('a collection'));"
+    code += f"import_function(COMMANDS['{name}']); gc.callbacks.clear(); print(*sys.modules)"
     modules = set(run_python(code))
+    assert "collection" not in modules, "of objects that are frozen after the import"
     assert "omegaconf" in modules
     assert not modules.intersection(IMPORTED_LATER[name])
 

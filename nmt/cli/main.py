@@ -16,7 +16,7 @@ with ExitWhenInterrupted():
     import logging
     import os
     import sys
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import TYPE_CHECKING, Any
 
     from nmt import __version__
@@ -99,7 +99,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             suggestion = suggest_names(name, COMMANDS, "nmt --help lists all")
             raise NmtError(f"no command {words[0]}; {suggestion}")
         else:
-            with ExitWhenInterrupted(), _paused_collection():
+            with ExitWhenInterrupted():
                 from nmt.cli.compose import compose_command  # imports Hydra
             run = functools.partial(import_and_run, command)
             composed = compose_command(command, words, run)
@@ -167,25 +167,21 @@ def import_and_run(command: Command, composed: ComposedCommand) -> Any:
 def import_function(command: Command) -> Callable[..., Any]:
     """Import the function that runs a command.
 
-    Excludes the imported objects from later garbage collections.
+    Turns garbage collection off during the imports, and excludes the imported objects from later
+    collections. Otherwise, collections take 0.35 s of the 1.2 s that the imports take.
     """
     module, function = command.entry_point.split(":")
     is_first_import = module not in sys.modules
-    with ExitWhenInterrupted(), _paused_collection():
-        run: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    if is_first_import:  # a later call in this process would also freeze the garbage of a command
-        gc.freeze()
-    return run
-
-
-@contextlib.contextmanager
-def _paused_collection() -> Iterator[None]:
-    """Turn garbage collection off during imports, of whose time it would take a quarter."""
     gc.disable()
     try:
-        yield
+        with ExitWhenInterrupted():
+            run: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        # before `enable`, after which the next object that is created would begin a collection
+        if is_first_import:  # a later call in this process would also freeze a command's garbage
+            gc.freeze()
     finally:
         gc.enable()
+    return run
 
 
 class _EscapingFormatter(logging.Formatter):
