@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from npm import needs_node, run_script
 from tiny import sentences, tokenizer_config, train_sentencepiece
 from translating import translate, write_lines, write_model
 
@@ -19,6 +20,7 @@ from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
+from nmt.export.web import read_vocabulary
 from nmt.translate.context import recase_groups
 from nmt.translate.copied import has_no_words
 from nmt.translate.options import LineOptions
@@ -98,6 +100,28 @@ def test_names_and_acronyms_keep_the_capitals_of_the_training_text() -> None:
     tokenizer = train_tokenizer(texts, tokenizer_config(vocab_size=450))
     for line, sentence in RECASED_NAMES.items():
         assert to_sentence_case(line, tokenizer) == sentence
+
+
+RECASE = """
+import fs from "node:fs";
+import { findCase, toSentenceCase } from "./recasing.js";
+import { Tokenizer } from "./tokenizer.js";
+const { vocabulary, lines } = JSON.parse(fs.readFileSync(0));
+const tokenizer = new Tokenizer(vocabulary);
+const recased = lines.map((line) => [findCase(line), toSentenceCase(line, tokenizer)]);
+console.log(JSON.stringify(recased));
+"""
+
+
+@needs_node
+def test_the_web_page_recases_as_the_other_engines_do(tmp_path: Path) -> None:
+    lines = [*RECASED_NAMES, *SENTENCE_CASES, *OTHER_LINES]
+    byte_fallback = train_tokenizer(TEXTS_WITH_NAMES * 50, tokenizer_config(vocab_size=300))
+    with_unknown = Tokenizer(train_sentencepiece(TEXTS_WITH_NAMES, hard_vocab_limit=False))
+    for tokenizer in (byte_fallback, with_unknown):
+        expected = [[find_case(line), to_sentence_case(line, tokenizer)] for line in lines]
+        data = {"vocabulary": read_vocabulary(tokenizer), "lines": lines}
+        assert run_script(tmp_path, RECASE, data) == expected
 
 
 def test_a_word_in_a_case_that_the_vocabulary_lacks_has_another_case() -> None:

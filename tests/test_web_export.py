@@ -9,7 +9,6 @@ import itertools
 import json
 import random
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import pytest
 import sentencepiece
 from browser import PATIENCE_SECONDS, complaints, needs_browser, requests_of, start_browser
 from exporting import HOSTILE, exported, random_model, short_sentences, trained_model
-from npm import needs_node, unpack_package
+from npm import needs_node, run_script, unpack_package
 from serving import change_config
 from tiny import sentences
 
@@ -35,7 +34,6 @@ from nmt.translate.long_lines import split_line
 from nmt.translate.results import Translation
 from nmt.translate.translator import Translator
 
-STATIC = Path(__file__).parents[1] / "nmt/export/web_static"
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; worker-src 'self'; manifest-src 'self'; base-uri 'none'"
@@ -47,18 +45,6 @@ ALPHABET = [
     *map(chr, range(0x4E00, 0x4E80)),
     *"\u200b\u200d\u3000\ufeff\u2581😀👨가\u1100\u1161①ﬁＡ\u212b\u1e9b\u0323",
 ]
-
-
-def run_script(folder: Path, script: str, data: Any) -> Any:
-    """Run a script of JavaScript that can import the page's modules; return its JSON output."""
-    shutil.copytree(STATIC, folder, dirs_exist_ok=True)
-    (folder / "package.json").write_text('{"type": "module"}')
-    (folder / "script.js").write_text(script)
-    command = ["node", str(folder / "script.js")]
-    pipes = {"input": json.dumps(data), "capture_output": True, "text": True}
-    result = subprocess.run(command, check=False, **pipes)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 TOKENIZE = """
@@ -339,6 +325,19 @@ def search_greedily(folder: Path, tokenizer: Tokenizer, line: str) -> str:
         log_probs, inputs["past_keys"], inputs["past_values"] = decoder.run(names, inputs)
         tokens.append(int(log_probs.argmax()))
     return tokenizer.decode(tokens)
+
+
+@needs_browser
+@needs_node
+def test_the_page_translates_what_is_typed(
+    open_page: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "model", tokenizer, seed=3)
+    page, _ = open_page(model, quantization=Quantization.float32)
+    translator = Translator.load(model, device="cpu", backend="native")
+    page.choose("beam", 1)
+    for line in ("the house", "THE SMALL GREEN TREE"):
+        assert page.translate(line) == translator.translate([line], beam_size=1)[0]
 
 
 @needs_browser

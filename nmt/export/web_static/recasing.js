@@ -1,6 +1,7 @@
 // Lines in capitals or in title case, which models rarely see in training, as in
 // nmt/translate/recasing.py. Such a line is translated in ordinary case, and its translation gets the case
-// of the line.
+// of the line. The tokenizer tells which words are names or acronyms: it divides a word in its usual case
+// into the fewest tokens.
 
 const MIN_CAPITALS = 5; // a shorter text may be an abbreviation
 const MIN_CAPITAL_SHARE = 0.8; // of all letters; others may be marks such as the apostrophe of Uzbek
@@ -11,8 +12,13 @@ const LETTER = /\p{L}/gu;
 const CAPITALS = /\p{Uppercase}/gu;
 const CAPITAL = /\p{Uppercase}/u;
 const SMALL = /[\p{Lowercase}\p{Lt}]/u;
+// Lo: letters without case, such as Chinese ones; marks such as the ʻ of Hawaiian are Lm
+const SMALL_OR_NO_CASE = /^(?:\p{Lowercase}|\p{Lo})/u;
 const WORD = /\S+/gu;
-const SENTENCE_START = /(?:^|[.!?…]\s)[^\p{L}\p{N}_]*[\p{L}\p{N}_]/gu;
+const WORD_CHARACTER = /[\p{L}\p{N}_]/u;
+// The first letter of a sentence, but not of a placeholder such as {name}
+const SENTENCE_START = /(?:^|[.!?…]\s)[\s"'“”„«»‘’(\[*_¿¡-]*[\p{L}\p{N}_]/gu;
+const UNKNOWN_COST = 1000; // number of tokens that an unknown token counts as, more than a word has
 
 /** Return "upper" for a text in capitals, "title" for one in title case, and otherwise "". */
 export function findCase(text) {
@@ -23,16 +29,23 @@ export function findCase(text) {
     return hasCase && numCapitals >= MIN_CAPITALS ? "upper" : "";
   }
   const words = text.match(WORD) ?? [];
-  if (words.some((word) => /^\p{L}/u.test(word) && !/^\p{Uppercase}/u.test(word))) return "";
+  if (words.some((word) => SMALL_OR_NO_CASE.test(word))) return "";
   const minWords = ENDS_SENTENCE.test(text) ? MIN_TITLE_SENTENCE_WORDS : MIN_TITLE_WORDS;
   return words.filter(isCapitalized).length >= minWords ? "title" : "";
 }
 
-/** Turn a text in capitals or in title case into one or more sentences in ordinary case. */
-export function toSentenceCase(text) {
-  const lowered = isUpper(text) ? text.toLowerCase()
-    : text.replace(WORD, (word) => (isCapitalized(word) ? word.toLowerCase() : word));
-  return lowered.replace(SENTENCE_START, (start) => start.toUpperCase());
+/**
+ * Return a text in capitals or in title case in the case of ordinary sentences.
+ *
+ * A word gets the case in which `tokenizer` needs the fewest tokens for it, or lower case if several need as
+ * many. In title case, words with further capitals, such as NASA, do not change.
+ */
+export function toSentenceCase(text, tokenizer) {
+  const isUpperText = isUpper(text);
+  const recased = text.replace(WORD, (word) => (
+    isUpperText || isCapitalized(word) ? usualCase(word, tokenizer) : word
+  ));
+  return recased.replace(SENTENCE_START, (start) => start.toUpperCase());
 }
 
 /** Return a translation in a case that `findCase` returned for its source. */
@@ -40,6 +53,24 @@ export function applyCase(text, textCase) {
   if (textCase === "upper") return text.toUpperCase();
   if (textCase === "title") return text.replace(WORD, (word) => capitalize(word));
   return text;
+}
+
+/** Return a word in lower case, with a capital, or as it is: whatever has the fewest tokens. */
+function usualCase(word, tokenizer) {
+  const lowered = word.toLowerCase();
+  const capitalized = lowered.replace(WORD_CHARACTER, (letter) => letter.toUpperCase());
+  let best = lowered;
+  for (const candidate of [capitalized, word]) {
+    if (countTokens(candidate, tokenizer) < countTokens(best, tokenizer)) best = candidate;
+  }
+  return best;
+}
+
+/** Return the number of tokens of a word. An unknown token counts as many. */
+function countTokens(word, tokenizer) {
+  const ids = tokenizer.encode(word);
+  const numUnknown = ids.filter((id) => id === tokenizer.vocabulary.unk_id).length;
+  return ids.length + UNKNOWN_COST * numUnknown;
 }
 
 function isUpper(text) {

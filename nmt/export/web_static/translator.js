@@ -37,7 +37,8 @@ export class Translator {
     const numTagTokens = this.countTagTokens(tag);
     const translations = [];
     const pairs = [];
-    for (const ids of this.encodeParts(textCase ? toSentenceCase(source) : source, tag)) {
+    const sentence = textCase ? toSentenceCase(source, this.source) : source;
+    for (const ids of this.encodeParts(sentence, tag)) {
       const hypothesis = await this.searchWithoutLoops(ids, config, prefix);
       const tokens = hypothesis.tokens.slice(prefix.length);
       const alignment = hypothesis.alignment.slice(prefix.length).map((position) => position - numTagTokens);
