@@ -95,20 +95,21 @@ class BatchSearch:
         if self.config.sampling:
             segments = _set_sampling_keys(segments)
 
-        def search_batch(indices: Sequence[int]) -> None:
-            """Search the segments with these indices, and set their results."""
-            batch = [segments[i] for i in indices]
-            for i, result in zip(indices, self._search(batch), strict=True):
-                results[i] = result
-
         batch_indices = self._form_batches(segments)
+        batches = []
+        for indices in batch_indices:
+            batches.append([segments[i] for i in indices])
         num_parallel = self.backend.num_workers if self.is_parallel else 1
-        if num_parallel == 1 or len(batch_indices) == 1:
-            for indices in batch_indices:
-                search_batch(indices)
+        batch_results = []
+        if num_parallel == 1 or len(batches) == 1:
+            for batch in batches:
+                batch_results.append(self._search(batch))
         else:
             with ThreadPoolExecutor(num_parallel) as pool:
-                list(pool.map(search_batch, batch_indices))  # `list` waits, and raises exceptions
+                batch_results += pool.map(self._search, batches)
+        for indices, results_of_batch in zip(batch_indices, batch_results, strict=True):
+            for i, result in zip(indices, results_of_batch, strict=True):
+                results[i] = result
         return results
 
     def _translate_continuations(
