@@ -39,8 +39,8 @@ from nmt.search.request import SearchRequest
 from nmt.search.stepper import ModelStepper
 from nmt.search.term_search import SentenceTerms, TermSearch
 
-ALL_START = [True] * SYMBOLS
-FEW_START = [token in (EOS, 4) for token in range(SYMBOLS)]
+ALL_END_WORDS = [True] * SYMBOLS
+FEW_END_WORDS = [token in (EOS, 4) for token in range(SYMBOLS)]
 TERMS: list[list[Any]] = [  # spellings of the terms of a sentence
     [[[4]]],
     [[[4, 5, 4]]],
@@ -75,7 +75,7 @@ class WordContinuingStepper(ToyStepper):
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         log_probs = super().step(tokens, state)
         after_4 = (tokens == 4).nonzero()
-        log_probs[after_4, [token for token in range(SYMBOLS) if FEW_START[token]]] -= 9
+        log_probs[after_4, [token for token in range(SYMBOLS) if FEW_END_WORDS[token]]] -= 9
         return log_probs
 
 
@@ -103,7 +103,7 @@ def find_with_terms(
 @pytest.mark.parametrize("terms", WIDE_BEAM_TERMS, ids=str)
 def test_a_wide_beam_finds_the_best_of_all_sequences_with_the_terms(terms: list[Any]) -> None:
     source = toy_source(4, 3)
-    for ends_word in (ALL_START, [token < 5 for token in range(SYMBOLS)]):
+    for ends_word in (ALL_END_WORDS, [token < 5 for token in range(SYMBOLS)]):
         settings = config(400, b=6)
         results = find_with_terms(source, settings, [terms, None], ends_word)
         expected = []
@@ -119,7 +119,7 @@ def test_a_narrow_beam_keeps_all_terms_and_leaves_other_sentences_as_they_are(
     terms: list[Any],
 ) -> None:
     source = toy_source(6, 2, 9, 4)
-    for beam_size, ends_word in itertools.product((2, 4), (ALL_START, FEW_START)):
+    for beam_size, ends_word in itertools.product((2, 4), (ALL_END_WORDS, FEW_END_WORDS)):
         settings = config(beam_size, b=14)
         results = find_with_terms(source, settings, [None, terms, None, terms], ends_word)
         plain = find(ToyStepper(), source, settings)
@@ -132,9 +132,9 @@ def test_a_narrow_beam_keeps_all_terms_and_leaves_other_sentences_as_they_are(
 def test_a_word_ends_after_a_term_even_if_the_model_prefers_to_continue_it() -> None:
     source = toy_source(4)
     [hypotheses] = find_with_terms(
-        source, config(2, b=14), [[[[4]]]], FEW_START, WordContinuingStepper()
+        source, config(2, b=14), [[[[4]]]], FEW_END_WORDS, WordContinuingStepper()
     )
-    assert contains_terms(hypotheses[0].tokens, [[[4]]], FEW_START)
+    assert contains_terms(hypotheses[0].tokens, [[[4]]], FEW_END_WORDS)
 
 
 def test_the_longest_term_is_found_at_word_boundaries() -> None:
@@ -220,11 +220,11 @@ def test_the_time_for_terms_grows_with_the_length_of_a_line_and_not_faster() -> 
 def test_spellings_are_whole_words_with_and_without_a_capital(tokenizer: Tokenizer) -> None:
     spellings = encode_spellings(("haus", "Tür"), tokenizer)
     assert [tokenizer.decode(ids) for ids in spellings] == ["haus", "Haus", "Tür"]
-    starts = mark_word_ends(tokenizer)
-    assert starts[tokenizer.eos_id]
+    ends_word = mark_word_ends(tokenizer)
+    assert ends_word[tokenizer.eos_id]
     for ids in spellings:
-        assert starts[ids[0]]
-        assert not any(starts[token] for token in ids[1:])
+        assert ends_word[ids[0]]
+        assert not any(ends_word[token] for token in ids[1:])
 
 
 def test_terms_are_counted_as_whole_words_and_as_often_as_in_the_source() -> None:
@@ -275,17 +275,17 @@ def test_signs_and_marks_belong_to_words() -> None:
     assert count_terms(glossary, ["house"], ["घरों में"]).num_translated == 0
     assert count_terms(glossary, ["house"], ["घर में"]).num_translated == 1
     tokenizer = Tokenizer(train_sentencepiece(["घर में घरों"] * 9, vocab_size=12))
-    starts = dict(zip(tokenizer.all_pieces(), mark_word_ends(tokenizer), strict=True))
-    assert {piece for piece, is_start in starts.items() if not is_start} >= set("घरों")
+    ends_word = dict(zip(tokenizer.all_pieces(), mark_word_ends(tokenizer), strict=True))
+    assert {piece for piece, is_end in ends_word.items() if not is_end} >= set("घरों")
 
 
 def test_an_underscore_belongs_to_a_word_in_search_as_in_counts() -> None:
     assert count_terms(load_glossary(("url\tURL",)), ["the url"], ["URL_x"]) == (0, 1)
     tokenizer = Tokenizer(train_sentencepiece(["ab_c ab ab_c"] * 9, vocab_size=10))
-    starts = dict(zip(tokenizer.all_pieces(), mark_word_ends(tokenizer), strict=True))
-    underscores = [piece for piece in starts if piece.startswith("_")]
+    ends_word = dict(zip(tokenizer.all_pieces(), mark_word_ends(tokenizer), strict=True))
+    underscores = [piece for piece in ends_word if piece.startswith("_")]
     assert underscores
-    assert not any(starts[piece] for piece in underscores)
+    assert not any(ends_word[piece] for piece in underscores)
 
 
 def test_the_terms_of_given_translations_are_scored(

@@ -80,6 +80,8 @@ def test_lines_in_capitals_and_in_title_case_become_sentences() -> None:
 
 RECASED_NAMES = {
     "TODAY ANNA MÜLLER FLIES TO BERLIN.": "Today Anna Müller flies to Berlin.",
+    "— NASA KNOWS OTTO. • THE PILOT": "— NASA knows Otto. • The pilot",
+    "😀 The People Of Berlin": "😀 The people of Berlin",
     "Today Anna Flies To “Berlin”.": "Today Anna flies to “Berlin”.",
     "THE PILOT OF NASA KNOWS ANNA'S ROUTE": "The pilot of NASA knows Anna's route",
     "OTTO KNOWS XAVER QUENTIN": "Otto knows xaver quentin",  # in no training text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,27 @@ def test_the_operator_equals_a_naive_loop_and_has_its_gradients() -> None:
     assert_near(scan(gates, candidates).double(), exact, atol=1e-6, rtol=0)
     inputs = (gates[:1, :4].double().requires_grad_(), candidates[:1, :4].double().requires_grad_())
     torch.autograd.gradcheck(scan, inputs)
+
+
+THREADS = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from nmt.model.fast.ssru import register_operators
+
+barrier = threading.Barrier(8)
+
+def register(_: int) -> None:
+    barrier.wait()
+    register_operators()
+
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(register, range(8)))
+"""
+
+
+@pytest.mark.slow
+def test_threads_register_the_operators_once() -> None:
+    subprocess.run([sys.executable, "-c", THREADS], check=True)
 
 
 @pytest.mark.slow

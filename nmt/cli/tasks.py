@@ -124,7 +124,7 @@ def export(config: ExportConfig) -> None:
     output = config.output or _default_export_folder(config)
     export_model(folder, resolve_path(output), config)
     num_bytes = sum(path.stat().st_size for path in resolve_path(output).rglob("*"))
-    # such as "; not used: best (800 updates)"
+    # such as "; not used: checkpoints/best (800 updates)"
     note_on_other_models = describe_other_models(resolve_path(config.model_dir), folder)
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",

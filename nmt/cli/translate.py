@@ -27,7 +27,7 @@ from nmt.config import (
 )
 from nmt.data.languages import encode_tag, find_source_prefix
 from nmt.data.text import count_lines, is_stream, read_input
-from nmt.documents.suffixes import FORMATS
+from nmt.documents.suffixes import FORMATS, LINE_FORMATS
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.distributed import choose_num_processes, set_num_threads
@@ -55,8 +55,9 @@ def translate(config: TranslateConfig) -> None:
     """
     output_file = _check_paths(config)
     document = None
-    if Path(config.input).suffix.lower() in FORMATS:
-        # here, since it imports the readers of all formats, which other text does not need
+    suffix = Path(config.input).suffix.lower()
+    if suffix in FORMATS and suffix not in LINE_FORMATS:
+        # here, since it imports the readers of all formats, which lines do not need
         from nmt.cli.translate_document import open_document
 
         document = open_document(config, output_file)

@@ -19,7 +19,6 @@ from nmt.runtime.files import replace_file
 from nmt.translate.job import JobState, partial_path
 from nmt.translate.results import LineResult, result_from_json
 
-_LINE_FORMATS = (".txt", ".csv", ".tsv")  # nmt-translate reads these as lines
 _MAX_BYTES = 256 << 20
 
 
@@ -69,7 +68,7 @@ class InputDocument:
 
 
 def open_document(config: TranslateConfig, output_file: Path | None) -> InputDocument | None:
-    """Read the input if its suffix is in `FORMATS`, and the output has the same format.
+    """Read the input if the output has the same format.
 
     `output_file` is the file to write, or None for a stream. Returns None for text to translate
     line by line. Raises a `ConfigError` for settings that do not apply to documents, and a
@@ -77,8 +76,6 @@ def open_document(config: TranslateConfig, output_file: Path | None) -> InputDoc
     """
     name = config.input
     suffix = Path(name).suffix.lower()
-    if suffix in _LINE_FORMATS:
-        return None
     if output_file is None or output_file.suffix.lower() != suffix:
         if suffix in PACKAGES:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The suffixes of the files that can be translated.
+"""The suffixes of the formats that have a reader.
 
 `nmt.documents.formats` has a reader for each. A command that only compares suffixes imports this
 module, and does not wait for the readers.
@@ -23,5 +23,7 @@ FORMATS = (
     ".po",
     ".pot",
 )
+LINE_FORMATS = (".txt", ".csv", ".tsv")
+"""Formats that nmt-translate reads as lines."""
 PACKAGES = (".docx", ".pptx", ".odt", ".odp", ".epub")
 """Formats that are zip archives, and not text."""

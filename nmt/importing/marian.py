@@ -332,11 +332,11 @@ def _convert_positions(settings: Settings, tensors: TensorFile) -> dict[str, Any
     """Return the settings of our model that concern positions. Drops a table that nmt computes.
 
     Marian computes `sinusoidal_concat`. For models of Marian, transformers and CTranslate2 compute
-    `sinusoidal_halves`, unless the file has a table for them. The type `transformer-new` can also
-    read a table, and then does not scale the embeddings.
+    `sinusoidal_halves`, but CTranslate2 reads the table of the file if there is one. The type
+    `transformer-new` can also read a table, and then does not scale the embeddings.
     """
     if not settings.get_bool("transformer-train-position-embeddings", False):
-        tensors.drop("Wpos")  # a table that only converters to other toolkits read
+        tensors.drop("Wpos")  # a table that only ct2-marian-converter reads
         return {"positions": Positions.sinusoidal_concat}
     if settings.get("type") != _NEW_TYPE:
         raise settings.make_error("transformer-train-position-embeddings", True, "false")

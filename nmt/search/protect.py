@@ -52,7 +52,7 @@ class ProtectedText(NamedTuple):
     follows_text: bool  # whether it directly follows a character other than a space
 
     @property
-    def ends_word(self) -> bool:
+    def ends_with_word_character(self) -> bool:
         """Whether the text ends with a letter or digit, so that another one would continue it."""
         return self.text[-1].isalnum()
 

@@ -162,7 +162,7 @@ def find_terms(request: SearchRequest, tokenizers: Tokenizers) -> list[SentenceT
         for protected in request.find_protected(i, tokenizers):
             spellings = encode_protected(protected, tokenizers.tgt)
             if spellings:
-                indices = open_ended if protected.ends_word else closed
+                indices = open_ended if protected.ends_with_word_character else closed
                 indices.append(len(terms))
                 terms.append(spellings)
         terms += request.find_spellings(i, tokenizers)
@@ -330,8 +330,8 @@ class TermSearch(BeamSearch):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
             if hypothesis.progress.ending and not any(self._ends_word[token] for token in best):
                 row_log_probs = log_probs[hypothesis.row]  # (V,)
-                start_log_probs = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
-                next_tokens.add(int(start_log_probs.argmax()))
+                ending_log_probs = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
+                next_tokens.add(int(ending_log_probs.argmax()))
             continued += [hypothesis] * len(next_tokens)
             tokens += sorted(next_tokens)
         rows = [hypothesis.row for hypothesis in continued]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from nmt.data.perturb import CASES
 from nmt.data.tokenizer import Tokenizer
@@ -22,8 +23,8 @@ _MIN_TITLE_WORDS = 3  # fewer words may be a name
 # Tatoeba, such as "Haben Sie Kinder?", none is a title.
 _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
-# The first letter of a sentence, but not of a placeholder such as {name}
-_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[\s\"'“”„«»‘’(\[*_¿¡-]*\w")
+# The first letter of a sentence, but not of a placeholder such as {name} or a tag
+_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[^\w{<%$]*\w")
 _UNKNOWN_COST = 1000  # number of tokens that an unknown token counts as, more than a word has
 
 
@@ -73,15 +74,13 @@ def _is_capitalized(word: str) -> bool:
     return word[0].isupper() and word[1:] == word[1:].lower()
 
 
+@lru_cache(maxsize=16384)
 def _usual_case(word: str, tokenizer: Tokenizer) -> str:
     """Return a word in lower case, with a capital, or as it is: whatever has the fewest tokens."""
     lowered = word.lower()
     capitalized = re.sub(r"\w", lambda match: match[0].upper(), lowered, count=1)
-    best = lowered
-    for candidate in (capitalized, word):
-        if _count_tokens(candidate, tokenizer) < _count_tokens(best, tokenizer):
-            best = candidate
-    return best
+    # `min` returns the first of several words with as few tokens
+    return min((lowered, capitalized, word), key=lambda form: _count_tokens(form, tokenizer))
 
 
 def _count_tokens(word: str, tokenizer: Tokenizer) -> int:

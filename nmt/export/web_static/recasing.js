@@ -16,8 +16,8 @@ const SMALL = /[\p{Lowercase}\p{Lt}]/u;
 const SMALL_OR_NO_CASE = /^(?:\p{Lowercase}|\p{Lo})/u;
 const WORD = /\S+/gu;
 const WORD_CHARACTER = /[\p{L}\p{N}_]/u;
-// The first letter of a sentence, but not of a placeholder such as {name}
-const SENTENCE_START = /(?:^|[.!?…]\s)[\s"'“”„«»‘’(\[*_¿¡-]*[\p{L}\p{N}_]/gu;
+// The first letter of a sentence, but not of a placeholder such as {name} or a tag
+const SENTENCE_START = /(?:^|[.!?…]\s)[^\p{L}\p{N}_{<%$]*[\p{L}\p{N}_]/gu;
 const UNKNOWN_COST = 1000; // number of tokens that an unknown token counts as, more than a word has
 
 /** Return "upper" for a text in capitals, "title" for one in title case, and otherwise "". */

@@ -8,7 +8,7 @@ On a CPU, the loop takes a tenth of the time of a parallel scan.
 
 from __future__ import annotations
 
-from functools import cache
+import threading
 from typing import Any
 
 import torch
@@ -77,9 +77,19 @@ def _compute_gradients(ctx: Any, grad: Tensor) -> Any:
     return torch.ops.nmt.ssru_scan_backward(grad, *ctx.saved_tensors)
 
 
-@cache  # registers them once, and keeps the library, without which they would not exist
-def register_operators() -> Any:
-    """Register the operators of `scan`. `accelerate` calls this for a model with SSRUs.
+def register_operators() -> None:
+    """Register the operators of `scan`, unless they are. For models with SSRUs, from any thread."""
+    with _REGISTRATION_LOCK:
+        if not _LIBRARIES:
+            _LIBRARIES.append(_make_library())
+
+
+_REGISTRATION_LOCK = threading.Lock()
+_LIBRARIES: list[Any] = []  # the operators exist as long as their library
+
+
+def _make_library() -> Any:
+    """Return a library with the operators of `scan`.
 
     `torch.library.custom_op` would import torch's compiler at the first call, which takes seconds.
     """

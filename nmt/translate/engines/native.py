@@ -194,7 +194,7 @@ def load_models(
         model = build_model(info, load_weights(folder), torch_device)
         autocast_dtype = prepare_for_inference(model, torch_dtype)
         steppers.append(ModelStepper(model, autocast_dtype))
-        # such as "; not used: best (800 updates)"
+        # such as "; not used: checkpoints/best (800 updates)"
         note_on_other_models = describe_other_models(resolve_path(requested), folder)
         log.info(
             "model %s, %d updates, on %s%s",
