@@ -1,16 +1,23 @@
 """Encoding and decoding of one sentence with few hypotheses on a CPU.
 
-For few rows, calling operators takes longer than their arithmetic, so this module makes as few
-calls as possible. One sentence needs neither packing nor the grid of `nmt.model.fast.decode`, since
-all hypotheses share the keys and values of the source. Each hypothesis has one row. Each step adds
-a column of keys and values for every hypothesis, and a mask selects the columns that belong to a
-hypothesis, as in `nmt.model.fast.cache`. An SSRU has a state for each hypothesis instead.
+With few hypotheses, calling operators takes longer than their arithmetic, so this module makes as
+few calls as possible. It needs neither packing nor the grid of `nmt.model.fast.decode`, since there
+is a single sentence, and all hypotheses share its keys and values.
+
+Each hypothesis has one row in the tensors of a step. A step adds one column of keys and values to
+the cache for each hypothesis. A mask selects the columns of a hypothesis, which are the columns of
+its own tokens; the docstring of `nmt.model.fast.cache` has an example. In models with SSRUs, each
+hypothesis has a state instead.
 """
 
-# R live hypotheses, one row each; S source length, N source rows (S and filler rows)
-# C columns of the cache
-# H heads, K heads of keys and values, d dimensions of a head, D d_model, V vocab
-# G query heads that share a head of keys: H / K
+# R rows: one for each live hypothesis
+# S source tokens
+# N rows in the encoder: S, and filler rows
+# C columns of the cache, including unused ones
+# H query heads
+# K key heads, and as many value heads
+# G = H / K query heads share a key head and a value head
+# d dimensions of a head, D d_model, V vocabulary size
 
 from __future__ import annotations
 
@@ -58,9 +65,10 @@ class SingleEncoderLayer:
         self.is_post_norm = layer.is_post_norm
         self.attention = cast(FastAttention, layer.self_attention)
         self.head_size = self.attention.head_size
-        self.head_counts = [size // self.head_size for size in self.attention.qkv_sizes]  # H, K, K
-        self.attention_in = few_rows_function(self.attention.in_projection)
-        self.attention_out = few_rows_function(self.attention.out_projection)
+        # H query heads, K key heads, K value heads
+        self.head_counts = [size // self.head_size for size in self.attention.qkv_sizes]
+        self.attention_in = few_rows_linear(self.attention.in_projection)
+        self.attention_out = few_rows_linear(self.attention.out_projection)
         self.feed_forward = feed_forward_function(layer.feed_forward)
         self.attention_norm = few_rows_norm(layer.self_attention_norm)
         self.feed_forward_norm = few_rows_norm(layer.feed_forward_norm)
@@ -76,14 +84,16 @@ class SingleEncoderLayer:
     def attend(self, x: Tensor, positions: TokenPositions, num_tokens: int) -> Tensor:
         """Attend to the first `num_tokens` rows of `x` (N, D)."""
         num_rows = x.shape[0]
+        # a batch of one sentence, as `normalize_and_rotate` expects
         heads = self.attention_in(x).view(1, num_rows, -1, self.head_size)  # (1, N, H + 2K, d)
-        heads = heads.transpose(1, 2)
+        heads = heads.transpose(1, 2)  # (1, H + 2K, N, d)
         q, k, v = torch.split(heads, self.head_counts, dim=1)  # (1, H, N, d), 2 x (1, K, N, d)
         q, k = self.attention.normalize_and_rotate(q, k, positions)
         k = repeat_heads(k[:, :, :num_tokens], self.attention.num_heads)  # (1, H, S, d)
-        v = repeat_heads(v[:, :, :num_tokens], self.attention.num_heads)
-        attended = F.scaled_dot_product_attention(q, k, v)
-        return self.attention_out(attended.transpose(1, 2).reshape(num_rows, -1))
+        v = repeat_heads(v[:, :, :num_tokens], self.attention.num_heads)  # (1, H, S, d)
+        attended = F.scaled_dot_product_attention(q, k, v)  # (1, H, N, d)
+        joined_heads = attended.transpose(1, 2).reshape(num_rows, -1)  # (N, H * d)
+        return self.attention_out(joined_heads)
 
 
 class SingleDecoderLayer:
@@ -92,29 +102,31 @@ class SingleDecoderLayer:
     def __init__(self, layer: DecoderLayer) -> None:
         self.is_post_norm = layer.is_post_norm
         cross_attention = cast(FastAttention, layer.cross_attention)
-        q_size, kv_size, _ = cross_attention.qkv_sizes
+        q_size, kv_size, _ = cross_attention.qkv_sizes  # H * d, K * d, K * d
         self.num_heads = cross_attention.num_heads
         self.head_size = cross_attention.head_size
         self.num_kv_heads = kv_size // self.head_size
         self.scale = self.head_size**-0.5
-        # the sub-layer that reads the target: self-attention or an SSRU
-        self.read_target: Callable[[Tensor, LayerCache, SingleState], Tensor]
+        # self-attention or an SSRU: the sub-layer that reads the earlier tokens of the target
+        self.target_sublayer: Callable[[Tensor, LayerCache, SingleState], Tensor]
         if layer.ssru is None:
             self_attention = cast(FastAttention, layer.self_attention)
-            self.query_key_norm = query_key_norm(self_attention)
+            self.query_key_norm = make_query_key_norm(self_attention)
             self.position_encoding = self_attention.position_encoding
-            self.self_in = few_rows_function(self_attention.in_projection)
-            self.self_out = few_rows_function(self_attention.out_projection)
+            self.self_in = few_rows_linear(self_attention.in_projection)
+            self.self_out = few_rows_linear(self_attention.out_projection)
             self.self_norm = few_rows_norm(layer.self_attention_norm)
-            self.read_target = self.attend_self
+            self.target_sublayer = self.attend_self
         else:
-            self.ssru_gate = few_rows_function(layer.ssru.forget_gate)
-            self.ssru_candidate = few_rows_function(layer.ssru.candidate)
+            self.ssru_gate = few_rows_linear(layer.ssru.forget_gate)
+            self.ssru_candidate = few_rows_linear(layer.ssru.candidate)
             self.self_norm = few_rows_norm(layer.ssru_norm)
-            self.read_target = self.update_ssru
-        self.cross_in = few_rows_function(cross_attention.in_projection, end=q_size)
-        self.project_memory = few_rows_function(cross_attention.in_projection, start=q_size)
-        self.cross_out = few_rows_function(cross_attention.out_projection)
+            self.target_sublayer = self.update_ssru
+        # `in_projection` has the outputs of queries, then of keys, then of values; the queries come
+        # from the target, and the keys and values from the source
+        self.cross_in = few_rows_linear(cross_attention.in_projection, end=q_size)
+        self.project_memory = few_rows_linear(cross_attention.in_projection, start=q_size)
+        self.cross_out = few_rows_linear(cross_attention.out_projection)
         self.feed_forward = feed_forward_function(layer.feed_forward)
         self.cross_norm = few_rows_norm(layer.cross_attention_norm)
         self.feed_forward_norm = few_rows_norm(layer.feed_forward_norm)
@@ -122,51 +134,74 @@ class SingleDecoderLayer:
     def step(self, x: Tensor, cache: LayerCache, state: SingleState) -> Tensor:
         """Map the newest token of each hypothesis (R, D) to (R, D), and add it to the cache."""
         if self.is_post_norm:
-            x = self.self_norm(x + self.read_target(x, cache, state))
+            x = self.self_norm(x + self.target_sublayer(x, cache, state))
             x = self.cross_norm(x + self.attend_source(x, cache))
             return self.feed_forward_norm(x + self.feed_forward(x))
-        x = x + self.read_target(self.self_norm(x), cache, state)
+        x = x + self.target_sublayer(self.self_norm(x), cache, state)
         x = x + self.attend_source(self.cross_norm(x), cache)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
     def attend_self(self, x: Tensor, cache: LayerCache, state: SingleState) -> Tensor:
-        """Write the keys and values of `x` into the cache, and attend to all tokens so far."""
+        """Write the keys and values of `x` (R, D) into the cache, and attend to all tokens so far.
+
+        `state` has already reserved the columns of `x`, the newest R ones.
+        """
         num_rows = x.shape[0]
-        heads = self.self_in(x).view(num_rows, -1, self.head_size)
-        heads = heads.transpose(0, 1)  # (H + 2K, R, d): queries, keys and values
-        # `narrow` takes less time than indexing
+        heads = self.self_in(x).view(num_rows, -1, self.head_size)  # (R, H + 2K, d)
+        # the heads come first, as in the cache: H of queries, K of keys, K of values
+        heads = heads.transpose(0, 1)  # (H + 2K, R, d)
+        # `narrow` returns a view of `heads`, as indexing does, in less time
         q = heads.narrow(0, 0, self.num_heads)  # (H, R, d)
         if self.query_key_norm is not None:
-            queries_keys = heads.narrow(0, 0, self.num_heads + self.num_kv_heads)
+            queries_keys = heads.narrow(0, 0, self.num_heads + self.num_kv_heads)  # (H + K, R, d)
+            # overwrites `heads`, and so `q`, which is a view of it
             queries_keys.copy_(self.query_key_norm(queries_keys))
         if self.position_encoding.has_rotation:
             k = heads.narrow(0, self.num_heads, self.num_kv_heads)  # (K, R, d)
-            # changes `heads`: on a CPU without gradients, `rotate` works in place
+            # changes `q` and `k`, and so `heads`: on a CPU without gradients, `rotate` works in
+            # place, and its results are its arguments
             self.position_encoding.rotate(q, k, state.positions)
-        newest = cache.keys_values.narrow(1, state.num_columns - num_rows, num_rows)
-        newest.copy_(heads.narrow(0, self.num_heads, 2 * self.num_kv_heads))
-        q = q.reshape(self.num_kv_heads, -1, self.head_size)  # (K, G * R, d)
-        logits = torch.baddbmm(state.grouped_mask, q, cache.keys, alpha=self.scale)
-        attended = torch.bmm(torch.softmax(logits, dim=-1), cache.values)  # (K, G * R, d)
+        new_keys_values = heads.narrow(0, self.num_heads, 2 * self.num_kv_heads)  # (2K, R, d)
+        first_column = state.num_columns - num_rows
+        newest_columns = cache.keys_values.narrow(1, first_column, num_rows)  # (2K, R, d)
+        newest_columns.copy_(new_keys_values)  # writes into the cache
+        q = self.group_queries(q)  # (K, G * R, d)
+        # scale * q k^T + mask
+        attention_logits = torch.baddbmm(
+            state.repeated_mask, q, cache.transposed_keys, alpha=self.scale
+        )
+        weights = torch.softmax(attention_logits, dim=-1)  # (K, G * R, C)
+        attended = torch.bmm(weights, cache.values)  # (K, G * R, d)
         return self.self_out(self.join_heads(attended, num_rows))
 
     def update_ssru(self, x: Tensor, cache: LayerCache, state: SingleState) -> Tensor:
-        """Update the states of the SSRU in the cache by the newest tokens `x`."""
-        gates = torch.sigmoid(self.ssru_gate(x))
-        cache.ssru_states = torch.lerp(self.ssru_candidate(x), cache.ssru_states, gates)
+        """Update the states of the SSRU in the cache by the newest tokens `x` (R, D)."""
+        forget_gates = torch.sigmoid(self.ssru_gate(x))
+        candidates = self.ssru_candidate(x)
+        # gates * states + (1 - gates) * candidates
+        cache.ssru_states = torch.lerp(candidates, cache.ssru_states, forget_gates)
         return torch.relu(cache.ssru_states)
 
     def attend_source(self, x: Tensor, cache: LayerCache) -> Tensor:
         """Attend to the source, whose keys in the cache are already scaled."""
         num_rows = x.shape[0]
-        q = self.cross_in(x).view(num_rows, self.num_heads, self.head_size).transpose(0, 1)
-        q = q.reshape(self.num_kv_heads, -1, self.head_size)  # (K, G * R, d)
-        weights = torch.softmax(torch.bmm(q, cache.source_keys), dim=-1)  # (K, G * R, S)
+        q = self.cross_in(x).view(num_rows, self.num_heads, self.head_size)  # (R, H, d)
+        q = self.group_queries(q.transpose(0, 1))  # (K, G * R, d)
+        attention_logits = torch.bmm(q, cache.transposed_source_keys)
+        weights = torch.softmax(attention_logits, dim=-1)  # (K, G * R, S)
         attended = torch.bmm(weights, cache.source_values)  # (K, G * R, d)
         return self.cross_out(self.join_heads(attended, num_rows))
 
+    def group_queries(self, q: Tensor) -> Tensor:
+        """Rearrange queries (H, R, d) to a matrix (G * R, d) for each key head: (K, G * R, d).
+
+        Query heads that share a key head are neighbors. So row g * R + r of a matrix belongs to
+        hypothesis r.
+        """
+        return q.reshape(self.num_kv_heads, -1, self.head_size)
+
     def join_heads(self, attended: Tensor, num_rows: int) -> Tensor:
-        """Rearrange the attended values (K, G * R, d) of all heads to rows (R, H * d)."""
+        """Undo `group_queries`, and join the heads: (K, G * R, d) becomes (R, H * d)."""
         heads = attended.view(self.num_heads, num_rows, self.head_size)
         return heads.transpose(0, 1).reshape(num_rows, -1)
 
@@ -174,7 +209,9 @@ class SingleDecoderLayer:
 class LayerCache:
     """Keys and values of a decoder layer, for the source and for the target tokens so far.
 
-    A layer with an SSRU has its states (R, D) in place of the target's keys and values.
+    The first dimension has the heads, since `torch.bmm` computes attention for all heads at once.
+    Keys are transposed, as attention multiplies queries by them. A layer with an SSRU has states
+    (R, D) instead of keys and values of the target.
     """
 
     def __init__(self, layer: SingleDecoderLayer, memory: Tensor, num_tokens: int) -> None:
@@ -183,29 +220,31 @@ class LayerCache:
         keys_values = layer.project_memory(memory)[:num_tokens]  # (S, 2K * d)
         keys_values = keys_values.view(num_tokens, 2, num_heads, layer.head_size)
         scaled_keys = keys_values[:, 0] * layer.scale  # (S, K, d)
-        self.source_keys = scaled_keys.permute(1, 2, 0).contiguous()  # (K, d, S)
-        self.source_values = keys_values[:, 1].transpose(0, 1).contiguous()  # (K, S, d)
-        self.ssru_states = memory.new_zeros(1, memory.size(1))
+        values = keys_values[:, 1]  # (S, K, d)
+        self.transposed_source_keys = scaled_keys.permute(1, 2, 0).contiguous()  # (K, d, S)
+        self.source_values = values.transpose(0, 1).contiguous()  # (K, S, d)
+        self.ssru_states = memory.new_zeros(1, memory.size(1))  # of one hypothesis
         self.set_target(memory.new_zeros(2 * num_heads, _MIN_CAPACITY, layer.head_size))
 
     def set_target(self, keys_values: Tensor) -> None:
-        """Set the heads of keys, then of values, of the target (2K, C, d).
+        """Set the keys and values of the target (2K, C, d): K heads of keys, then K of values.
 
-        Unused columns are 0.
+        Unused columns are 0. Later steps write into `keys_values`. The attributes `transposed_keys`
+        and `values` are views of it, so they change, too.
         """
         self.keys_values = keys_values
         keys, values = keys_values.chunk(2)
-        self.keys = keys.transpose(1, 2)  # (K, d, C)
+        self.transposed_keys = keys.transpose(1, 2)  # (K, d, C)
         self.values = values  # (K, C, d)
 
 
 class SingleTransformer:
     """A model with frozen weights that translates one sentence at a time."""
 
-    def __init__(self, model: Transformer, logits: TensorFunction) -> None:
-        """`logits` maps hidden states (R, D) to logits (R, V)."""
+    def __init__(self, model: Transformer, compute_logits: TensorFunction) -> None:
+        """`compute_logits` maps hidden states (R, D) to logits (R, V)."""
         self.model = model
-        self.logits = logits
+        self.compute_logits = compute_logits
         self.encoder_layers = []
         for layer in model.encoder_layers:
             self.encoder_layers.append(SingleEncoderLayer(cast(EncoderLayer, layer)))
@@ -220,11 +259,11 @@ class SingleTransformer:
     def start(self, src: Tensor) -> SingleState:
         """Encode source ids (S,), and return the state of decoding with one empty hypothesis."""
         num_tokens = len(src)
-        num_rows = round_up_rows(num_tokens)  # N, as the linear layers require
-        src = F.pad(src, (0, num_rows - num_tokens))
+        num_rows = round_up_rows(num_tokens)  # N
+        src = F.pad(src, (0, num_rows - num_tokens))  # (N,)
         model = self.model
         embedding = model.src_embedding or model.embedding
-        positions = TokenPositions(torch.arange(num_rows), num_rows)
+        positions = TokenPositions(torch.arange(num_rows), num_positions=num_rows)
         x = torch.embedding(embedding.weight, src) * model.embedding_scale  # (N, D)
         x = model.encoder_positions.add(x, positions)
         for layer in self.encoder_layers:
@@ -243,7 +282,7 @@ class SingleState:
         for layer in transformer.decoder_layers:
             self.caches.append(LayerCache(layer, memory, num_tokens))
         self.num_positions = 0  # number of target tokens of each hypothesis so far
-        self.positions = TokenPositions(torch.zeros(1, 1), 0)  # of the newest tokens, set by `step`
+        self.positions: TokenPositions  # of the newest tokens; `step` sets it
         self.num_columns = 0  # number of columns of the cache in use
         # the mask has as many columns as each cache
         self.set_mask(memory.new_full((1, _MIN_CAPACITY), _NEG_INF))
@@ -254,26 +293,28 @@ class SingleState:
         It is 0 where a hypothesis may attend to a column, and minus infinity elsewhere.
         """
         self.mask = mask
-        self.grouped_mask = mask  # (G * R, C), set by `_add_columns`
-        # the same memory as an array, in which writing a number takes a tenth of the time
+        # An array with the same memory: writing into it changes `mask`. Writing a number takes a
+        # tenth of the time that it takes in a tensor.
         self.mask_array = mask.numpy()
+        self.repeated_mask = mask  # (G * R, C), see `_add_columns`
 
     def log_probs(self, tokens: Tensor) -> Tensor:
         """Append a token to each hypothesis, ids (R,); return log-probabilities (R, V)."""
-        return torch.log_softmax(self.transformer.logits(self.step(tokens)), dim=-1)
+        logits = self.transformer.compute_logits(self.step(tokens))
+        return torch.log_softmax(logits, dim=-1)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to each hypothesis, ids (R,); return hidden states (R, D)."""
         if not self.is_recurrent:
             self._add_columns(tokens.shape[0])
-        position = torch.full((1, 1), self.num_positions)
+        position = torch.full((1, 1), self.num_positions)  # the same for all hypotheses
         self.num_positions += 1
-        self.positions = TokenPositions(position, self.num_positions)
+        self.positions = TokenPositions(position, num_positions=self.num_positions)
         transformer = self.transformer
         model = transformer.model
-        x = torch.embedding(model.embedding.weight, tokens) * model.embedding_scale
+        x = torch.embedding(model.embedding.weight, tokens) * model.embedding_scale  # (R, D)
         if self.is_recurrent and self.num_positions == 1:
-            x = torch.zeros_like(x)  # see `Transformer.embed_target`
+            x = torch.zeros_like(x)  # BOS has no embedding, see `Transformer.embed_target`
         x = model.decoder_positions.add(x, self.positions)
         for layer, cache in zip(transformer.decoder_layers, self.caches, strict=True):
             x = layer.step(x, cache, self)
@@ -288,50 +329,60 @@ class SingleState:
             cache.ssru_states = cache.ssru_states.index_select(0, rows)
 
     def _add_columns(self, num_rows: int) -> None:
-        """Add a column to the cache for each hypothesis, to which only this hypothesis attends."""
+        """Reserve a column for each hypothesis, to which only this hypothesis attends."""
         if self.num_columns + num_rows > self.mask.size(1):
             self._drop_unused_columns(num_rows)
         for row in range(num_rows):
-            self.mask_array[row, self.num_columns + row] = 0
+            self.mask_array[row, self.num_columns + row] = 0  # changes `mask`
         self.num_columns += num_rows
-        self.grouped_mask = self.mask
+        self.repeated_mask = self.mask
         group_size = self.transformer.group_size
-        if group_size > 1:  # the query heads of a group are more rows of their head of keys
-            self.grouped_mask = self.mask.repeat(group_size, 1)
+        if group_size > 1:
+            # row g * R + r is the mask of hypothesis r, as `SingleDecoderLayer.group_queries` needs
+            self.repeated_mask = self.mask.repeat(group_size, 1)
 
     def _drop_unused_columns(self, num_rows: int) -> None:
-        """Drop the columns that no hypothesis attends to; grow the cache if over half is in use."""
-        used = (self.mask == 0).any(dim=0).nonzero().squeeze(1)  # (C',)
-        self.num_columns = len(used)
-        capacity = max(self.mask.size(1), 2 * (self.num_columns + num_rows))
+        """Drop the columns that no hypothesis attends to, to make room for `num_rows` new ones.
+
+        The cache then has at least twice as many columns as are in use.
+        """
+        is_used = (self.mask == 0).any(dim=0)  # (C,)
+        used_columns = is_used.nonzero().squeeze(1)  # (U,)
+        self.num_columns = len(used_columns)  # U
+        min_capacity = 2 * (self.num_columns + num_rows)
+        capacity = max(self.mask.size(1), min_capacity)
         mask = self.mask.new_full((len(self.mask), capacity), _NEG_INF)
-        mask[:, : self.num_columns] = self.mask[:, used]
+        mask[:, : self.num_columns] = self.mask[:, used_columns]
         self.set_mask(mask)
         for cache in self.caches:
-            num_heads, _, head_size = cache.keys_values.shape
+            num_heads, _, head_size = cache.keys_values.shape  # 2K, C, d
             keys_values = cache.keys_values.new_zeros(num_heads, capacity, head_size)
-            keys_values[:, : self.num_columns] = cache.keys_values[:, used]
+            keys_values[:, : self.num_columns] = cache.keys_values[:, used_columns]
             cache.set_target(keys_values)
 
 
-def few_rows_function(
+def few_rows_linear(
     module: nn.Module, start: int = 0, end: int | None = None, activation: str = "none"
 ) -> TensorFunction:
-    """Call `FastLinear.few_rows_function` of `module`."""
+    """Return a function that computes a linear layer fast for few rows.
+
+    It maps (R, I) to (R, O), the outputs from `start` to `end` of the layer (None: all). `module`
+    is a `FastLinear`.
+    """
     return cast(FastLinear, module).few_rows_function(start, end, activation)
 
 
 def feed_forward_function(module: FeedForward) -> TensorFunction:
     """Return a function that computes a feed-forward sub-layer of frozen weights."""
-    outer = few_rows_function(module.outer)
+    outer = few_rows_linear(module.outer)
     if module.activation is Activation.relu:
-        inner = few_rows_function(module.inner, activation="relu")
+        inner = few_rows_linear(module.inner, activation="relu")
         return lambda x: outer(inner(x))
-    inner = few_rows_function(module.inner)
+    inner = few_rows_linear(module.inner)
     activate = ACTIVATIONS[module.activation]
     if module.gate is None:
         return lambda x: outer(activate(inner(x)))
-    gate = few_rows_function(module.gate)
+    gate = few_rows_linear(module.gate)
     return lambda x: outer(activate(gate(x)).mul_(inner(x)))
 
 
@@ -342,18 +393,18 @@ def few_rows_norm(norm: nn.Module) -> TensorFunction:
     return norm_function(norm)
 
 
-def query_key_norm(attention: FastAttention) -> TensorFunction | None:
-    """Return a function that normalizes heads of queries, then of keys, (H + K, R, d).
+def make_query_key_norm(attention: FastAttention) -> TensorFunction | None:
+    """Return a function that normalizes H query heads and K key heads at once.
 
-    Returns None if the model does not normalize them.
+    It maps (H + K, R, d) to the same shape. Returns None for a model without `qk_norm`.
     """
     if attention.query_norm is None:
         return None
     query_weight = cast(RmsNorm, attention.query_norm).weight
     key_weight = cast(RmsNorm, attention.key_norm).weight
     num_kv_heads = attention.qkv_sizes[1] // attention.head_size
-    query_weights = query_weight.expand(attention.num_heads, 1, -1)
-    key_weights = key_weight.expand(num_kv_heads, 1, -1)
+    query_weights = query_weight.expand(attention.num_heads, 1, -1)  # (H, 1, d)
+    key_weights = key_weight.expand(num_kv_heads, 1, -1)  # (K, 1, d)
     return rms_norm_function(torch.cat([query_weights, key_weights]))
 
 
@@ -368,7 +419,9 @@ def rms_norm_function(weight: Tensor) -> TensorFunction:
     offset = torch.tensor(math.sqrt(size * NORM_EPS))
 
     def normalize(x: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.div(x, torch.hypot(norm, offset)).mul_(scaled_weight)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # |x|, (..., 1)
+        denominator = torch.hypot(norm, offset)  # sqrt(|x|^2 + D * eps)
+        normalized = torch.div(x, denominator)
+        return normalized.mul_(scaled_weight)  # in place, since `normalized` is a new tensor
 
     return normalize
