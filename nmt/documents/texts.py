@@ -216,10 +216,10 @@ def _visible_length(token: str) -> int:
     return len("".join(token.replace("\u2581", " ").split()))
 
 
-def group_texts(
+def split_into_windows(
     source_texts: Iterable[SourceText], max_sentences: int
 ) -> Iterator[list[SourceText]]:
-    """Group texts into windows of up to `max_sentences` sentences and 65,536 characters.
+    """Yield consecutive texts in windows of up to `max_sentences` sentences and 65,536 characters.
 
     A text that is larger than this is a window of its own. A window has at most 1,024 texts.
     """

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from nmt.documents.document import Document, ReadOptions, join_texts
 from nmt.documents.formats import read_document
-from nmt.documents.texts import SourceText, group_texts, list_sentences
+from nmt.documents.texts import SourceText, list_sentences, split_into_windows
 from nmt.errors import DataError, NmtError
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
 from nmt.serve.worker_process import set_parent_death_signal
@@ -207,7 +207,7 @@ class _FileReader:
         characters, whose tokens would take much memory in the server.
         """
         self._document = read_document(self._name, self._content, self._options)
-        self._windows = group_texts(self._document.texts, max_sentences)
+        self._windows = split_into_windows(self._document.texts, max_sentences)
         for text in self._document.texts:
             _check_length(text.sentences, max_text_sentences)
         sentences = list_sentences(self._document.texts)

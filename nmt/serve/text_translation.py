@@ -1,4 +1,9 @@
-"""Translates the texts and documents of requests, sentence by sentence, with the scheduler."""
+"""Translates the texts and documents of requests, sentence by sentence, with the scheduler.
+
+In this file, the context of a sentence consists of the sentences before it in its document. Models
+of documents read a sentence together with its context (`ServeConfig.context`). The
+`request_context` is the state of an HTTP request, such as its client.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from typing import Any, TypeVar
 
 from nmt.config import ServeConfig
 from nmt.documents.document import ReadOptions, read_text
-from nmt.documents.texts import SourceText, Translatable, group_texts, list_sentences
+from nmt.documents.texts import SourceText, Translatable, list_sentences, split_into_windows
 from nmt.search.protect import find_protected
 from nmt.serve.access import RequestContext
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
@@ -39,7 +44,7 @@ TranslatableT = TypeVar("TranslatableT", bound=Translatable)
 
 _WINDOW_SENTENCES = 128  # number of sentences of a document that the scheduler gets at a time
 _INLINE_CHARACTERS = 4000  # larger requests are read and answered outside of the event loop
-_CHARACTERS_PER_TEXT = 40  # handling a text takes as long as handling this number of characters
+_CHARACTERS_PER_TEXT = 40  # a short text costs as much time as this number of characters
 _MAX_QUEUE_TRIES = 31  # number of attempts to queue a window, a second or more apart
 _MAX_WINDOWS = 2  # number of windows of a document in the scheduler at the same time
 _RETRY_SECONDS = 10  # for clients whose request took too long
@@ -62,7 +67,11 @@ class TranslatedText:
         return all(result.error is None for result in self.results)
 
     def render_translation(self, rank: int = 0) -> str:
-        """Return the text with the translation of this rank of each sentence; rank 0 is best."""
+        """Return the translated text.
+
+        `rank` selects one of the translations of each sentence: 0 for the best, 1 for the second
+        best.
+        """
         if self.direction is None:
             return self.text
         return self.source_text.render(self.results, rank, self.direction.source_prefix)
@@ -91,19 +100,22 @@ class TextTranslator:
             return self._config.split_sentences
         return options.split_sentences
 
-    def choose_protection(
+    def protect_if_needed(
         self, options: TranslationOptions, sentences: Sequence[str]
     ) -> TranslationOptions:
-        """Return options that set `protect` only if a sentence has protected texts.
+        """Return options with `protect` only if it is on and a sentence needs it.
 
-        Search is faster without `protect`. The request, or else the server, chooses the setting.
+        This setting makes search keep placeholders, tags and addresses, but also makes it slower. A
+        request turns it on or off, or else the setting of the server applies.
         """
-        if not options.search_changes.get("protect", self._config.protect):
+        is_on = options.search_changes.get("protect", self._config.protect)
+        if not is_on:
             return options
-        protect = any(find_protected(sentence) for sentence in sentences)
-        if not protect and "protect" not in options.search_changes:
-            return options  # without search settings, which `Direction` caches
-        search_changes = {**options.search_changes, "protect": protect}
+        is_needed = any(find_protected(sentence) for sentence in sentences)
+        if not is_needed and "protect" not in options.search_changes:
+            # unchanged, since `Direction` caches the batch options of requests without such changes
+            return options
+        search_changes = {**options.search_changes, "protect": is_needed}
         return replace(options, search_changes=search_changes)
 
     def make_batch_options(
@@ -117,35 +129,42 @@ class TextTranslator:
     async def translate(
         self,
         models: Models,
-        context: RequestContext,
+        request_context: RequestContext,
         texts: Sequence[str],
         options: TranslationOptions,
     ) -> list[TranslatedText]:
         """Translate texts. The result of a sentence that fails has an `error`."""
         num_characters = sum(map(len, texts))
         self._metrics.characters.inc(num_characters)
-        context.fields["characters"] = num_characters
+        request_context.fields["characters"] = num_characters
         if self._config.log_texts:
-            context.fields["texts"] = list(texts)
+            request_context.fields["texts"] = list(texts)
         read_texts = partial(self._read_texts, models, texts, options)
         translated_texts = await call_in_thread_if_long(texts, read_texts)
-        groups: dict[Direction, list[TranslatedText]] = defaultdict(list)
+        texts_by_direction: dict[Direction, list[TranslatedText]] = defaultdict(list)
         for text in translated_texts:
             if text.direction is not None:
-                groups[text.direction].append(text)
+                texts_by_direction[text.direction].append(text)
 
-        async def translate_group(direction: Direction, group: list[TranslatedText]) -> None:
-            source_texts = [text.source_text for text in group]
-            _count_sentences(context, source_texts)
-            results = await self.translate_sentences(context, direction, source_texts, options)
-            for text, text_results in zip(group, results, strict=True):
+        async def translate_in_direction(
+            direction: Direction, direction_texts: list[TranslatedText]
+        ) -> None:
+            """Translate the sentences of texts, and store the results in the texts."""
+            source_texts = [text.source_text for text in direction_texts]
+            _count_sentences(request_context, source_texts)
+            results = await self.translate_sentences(
+                request_context, direction, source_texts, options
+            )
+            for text, text_results in zip(direction_texts, results, strict=True):
                 text.results = text_results
 
-        work = [translate_group(direction, group) for direction, group in groups.items()]
-        if len(work) == 1:  # the usual case, in which `gather` would only cost time
-            await work[0]
+        coroutines = []
+        for direction, direction_texts in texts_by_direction.items():
+            coroutines.append(translate_in_direction(direction, direction_texts))
+        if len(coroutines) == 1:  # the usual case, in which `gather` would only cost time
+            await coroutines[0]
         else:
-            await asyncio.gather(*work)
+            await asyncio.gather(*coroutines)
         return translated_texts
 
     def _read_texts(
@@ -165,7 +184,7 @@ class TextTranslator:
 
     async def translate_sentences(
         self,
-        context: RequestContext,
+        request_context: RequestContext,
         direction: Direction,
         source_texts: Sequence[Translatable],
         options: TranslationOptions,
@@ -174,14 +193,20 @@ class TextTranslator:
     ) -> TextResults:
         """Return the results of the sentences of each text.
 
-        Models of documents translate a sentence with the sentences before it in the same text and,
-        if the texts are consecutive, in earlier texts.
+        With `are_consecutive`, the texts are paragraphs of one document: the context of a sentence
+        may begin in an earlier text.
         """
         needs_alignment = any(text.needs_alignment for text in source_texts)
-        separator = ""
-        # a translation of several lines can only be divided if it is one text, without scores
-        is_plain = not options.with_scores and options.n_best == 1 and not options.prefix
-        if self._config.context > 0 and is_plain and not needs_alignment:
+        separator = ""  # between sentences that are translated together; empty without context
+        # The translation of a sentence is cut out of the translation with its context. That is
+        # impossible for scores, alternatives, a prefix or an alignment, which are of the whole.
+        can_divide = (
+            not options.with_scores
+            and options.n_best == 1
+            and not options.prefix
+            and not needs_alignment
+        )
+        if self._config.context > 0 and can_divide:
             separator = find_common_separator(direction.translator.tokenizer)
         sentences = list_sentences(source_texts)
         if options.glossary is not None:
@@ -189,42 +214,46 @@ class TextTranslator:
             search_changes = {**options.search_changes, "glossary": lines}
             options = replace(options, search_changes=search_changes)
         if separator:
-            documents = [sentences]
-            if not are_consecutive:
+            if are_consecutive:
+                documents = [sentences]
+            else:
                 documents = [text.sentences for text in source_texts]
-            results = await self._translate_in_context(
-                context, direction, documents, options, separator=separator
+            results = await self._translate_with_context(
+                request_context, direction, documents, options, separator=separator
             )
         else:
             results = await self._search(
-                context, direction, sentences, options, alignment=needs_alignment
+                request_context, direction, sentences, options, alignment=needs_alignment
             )
         remaining = iter(results)
         return [list(islice(remaining, len(text.sentences))) for text in source_texts]
 
-    async def _translate_in_context(
+    async def _translate_with_context(
         self,
-        context: RequestContext,
+        request_context: RequestContext,
         direction: Direction,
         documents: Sequence[list[str]],
         options: TranslationOptions,
         *,
         separator: str,
     ) -> list[LineResult]:
-        """Return the result of each sentence, translated after the sentences before it.
+        """Return the result of each sentence, translated together with its context.
 
-        `documents` are lists of sentences. There is no context from other documents.
+        `documents` are lists of sentences.
         """
         sentences = list(chain.from_iterable(documents))
-        protection_options = self.choose_protection(options, sentences)
+        # only to prepare the groups: `_search` chooses `protect` again, for the texts that it gets
+        protection_options = self.protect_if_needed(options, sentences)
         search = self.make_batch_options(direction, protection_options).search
+        # for each sentence a group of sentences: its context, then the sentence itself
         groups = []
         for document in documents:
-            groups += add_context(Window(0, document), self._config.context, protect=search.protect)
+            window = Window(first_line=0, lines=document)
+            groups += add_context(window, self._config.context, protect=search.protect)
 
         def prepare_groups() -> tuple[list[list[str]], list[str]]:
-            """Recase the groups, and drop context that is too long."""
-            tokenizers = direction.translator.tokenizer
+            """Recase the groups, and drop context that is too long; see `recase_groups`."""
+            tokenizers = direction.translator.tokenizer  # of source and target
             recased_groups, case_names = recase_groups(groups, search, tokenizers.src)
             short_groups = drop_long_context(
                 recased_groups,
@@ -236,13 +265,13 @@ class TextTranslator:
             return short_groups, case_names
 
         short_groups, case_names = await call_in_thread_if_long(sentences, prepare_groups)
-        return await self._search_in_context(
-            context, direction, short_groups, case_names, options, separator=separator
+        return await self._search_with_context(
+            request_context, direction, short_groups, case_names, options, separator=separator
         )
 
-    async def _search_in_context(
+    async def _search_with_context(
         self,
-        context: RequestContext,
+        request_context: RequestContext,
         direction: Direction,
         groups: Sequence[Sequence[str]],
         case_names: Sequence[str],
@@ -250,26 +279,28 @@ class TextTranslator:
         *,
         separator: str,
     ) -> list[LineResult]:
-        """Search each group as one line, and return the result of its last sentence.
+        """Translate each group as one line, and return the result of its last sentence.
 
-        `groups` and `case_names` are as `recase_groups` returns them. If the translation of a group
-        cannot be divided, the sentence is searched without context.
+        `groups` and `case_names` are as `recase_groups` returns them: the letter case of the last
+        sentence of each group. If the translation of a group cannot be divided, translates its last
+        sentence again, without context.
         """
         lines = join_lines(groups, separator)
-        group_results = await self._search(context, direction, lines, options, recase=False)
+        group_results = await self._search(request_context, direction, lines, options, recase=False)
         last_results = select_last_lines(group_results, groups, separator, case_names)
         retried_indices = [i for i, result in enumerate(last_results) if result is None]
         retried_results: list[LineResult] = []
         if retried_indices:
             sentences = [groups[i][-1] for i in retried_indices]
             retried_results = await self._search(
-                context, direction, sentences, options, recase=False
+                request_context, direction, sentences, options, recase=False
             )
+        # takes the next of `retried_results` for each None; there is a case name for each group
         return replace_missing(last_results, retried_results, separator, case_names)
 
     async def _search(
         self,
-        context: RequestContext,
+        request_context: RequestContext,
         direction: Direction,
         sentences: list[str],
         options: TranslationOptions,
@@ -278,7 +309,7 @@ class TextTranslator:
         recase: bool = True,
     ) -> list[LineResult]:
         """Return the result of each sentence. Raises an `HttpError` if the scheduler refuses."""
-        options = self.choose_protection(options, sentences)
+        options = self.protect_if_needed(options, sentences)
         batch_options = self.make_batch_options(direction, options, alignment=alignment)
         if not recase:
             line_options = replace(batch_options.line_options, recase=False)
@@ -286,7 +317,7 @@ class TextTranslator:
         timeout_seconds = self._config.timeout_seconds
         try:
             return await self._scheduler.translate(
-                context.client,
+                request_context.client,
                 batch_options,
                 sentences,
                 timeout_seconds=timeout_seconds,
@@ -305,9 +336,9 @@ class TextTranslator:
         self, direction: Direction, function: Callable[..., T], *args: Any
     ) -> T:
         """Return `function(translator, *args)`, called where the model is loaded."""
-        rounds = self._scheduler.rounds
+        round_scheduler = self._scheduler.rounds
         try:
-            return await rounds.call_function(direction.translator, function, *args)
+            return await round_scheduler.call_function(direction.translator, function, *args)
         except QueueFullError as error:
             raise self._refuse(error) from None
 
@@ -318,25 +349,25 @@ class TextTranslator:
 
     async def stream(
         self,
-        context: RequestContext,
+        request_context: RequestContext,
         direction: Direction,
         source_texts: Iterable[SourceText],
         options: TranslationOptions,
     ) -> AsyncIterator[str]:
         """Yield the translation of each text, in order. See `translate_windows`."""
-        windows = group_texts(source_texts, self.max_window_sentences)
+        windows = split_into_windows(source_texts, self.max_window_sentences)
 
         async def next_window() -> list[SourceText] | None:
             return await asyncio.to_thread(next, windows, None)
 
-        results = self.translate_windows(context, direction, next_window, options)
+        results = self.translate_windows(request_context, direction, next_window, options)
         async for window, text_results in results:
             for source_text, sentence_results in zip(window, text_results, strict=True):
                 yield source_text.render(sentence_results, prefix=direction.source_prefix)
 
     async def translate_windows(
         self,
-        context: RequestContext,
+        request_context: RequestContext,
         direction: Direction,
         next_window: Callable[[], Awaitable[Sequence[TranslatableT] | None]],
         options: TranslationOptions,
@@ -350,15 +381,19 @@ class TextTranslator:
         pending: deque[tuple[Sequence[TranslatableT], asyncio.Task[TextResults]]] = deque()
         is_at_end = False
         try:
-            while pending or not is_at_end:
-                if len(pending) < _MAX_WINDOWS and not is_at_end:
-                    window = await next_window()
-                    if window is None:
+            while True:
+                while len(pending) < _MAX_WINDOWS and not is_at_end:
+                    new_window = await next_window()
+                    if new_window is None:
                         is_at_end = True
                     else:
-                        work = self._translate_window(context, direction, window, options)
-                        pending.append((window, asyncio.ensure_future(work)))
-                    continue
+                        translation = self._translate_window(
+                            request_context, direction, new_window, options
+                        )
+                        task = asyncio.ensure_future(translation)
+                        pending.append((new_window, task))
+                if not pending:
+                    return
                 window, task = pending.popleft()
                 results = await task
                 for text_results in results:
@@ -370,18 +405,18 @@ class TextTranslator:
 
     async def _translate_window(
         self,
-        context: RequestContext,
+        request_context: RequestContext,
         direction: Direction,
         window: Sequence[Translatable],
         options: TranslationOptions,
     ) -> TextResults:
         """Translate a window of a document. If the queue is full, waits and tries again."""
-        _count_sentences(context, window)
+        _count_sentences(request_context, window)
         num_tries = 0
         while True:
             try:
                 return await self.translate_sentences(
-                    context, direction, window, options, are_consecutive=True
+                    request_context, direction, window, options, are_consecutive=True
                 )
             except TooManyRequestsError as error:
                 num_tries += 1
@@ -390,10 +425,10 @@ class TextTranslator:
                 await asyncio.sleep(error.retry_seconds or 1)
 
 
-def _count_sentences(context: RequestContext, texts: Sequence[Translatable]) -> None:
+def _count_sentences(request_context: RequestContext, texts: Sequence[Translatable]) -> None:
     """Add the number of sentences of texts to the log entry of a request."""
     num_sentences = sum(len(text.sentences) for text in texts)
-    context.fields["sentences"] = context.fields.get("sentences", 0) + num_sentences
+    request_context.fields["sentences"] = request_context.fields.get("sentences", 0) + num_sentences
 
 
 def check_results(results: Sequence[LineResult]) -> None:
@@ -409,6 +444,7 @@ async def call_in_thread_if_long(texts: Sequence[str], function: Callable[[], T]
     If the texts are long, calls the function in a thread, so that the event loop can serve other
     requests.
     """
-    if sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts) <= _INLINE_CHARACTERS:
+    num_characters = sum(map(len, texts))
+    if num_characters + _CHARACTERS_PER_TEXT * len(texts) <= _INLINE_CHARACTERS:
         return function()
     return await asyncio.to_thread(function)

@@ -197,7 +197,7 @@ def check_options(
         search_changes = {**options.search_changes, "glossary": options.glossary.lines[:1]}
         options = replace(options, search_changes=search_changes)
     text_translator = api_request.service.text_translator
-    options = text_translator.choose_protection(options, texts)
+    options = text_translator.protect_if_needed(options, texts)
     try:
         batch_options = text_translator.make_batch_options(direction, options)
         direction.translator.backend.check(batch_options.search)

@@ -107,26 +107,31 @@ class RemoteBackend(NativeBackend):
 
 
 class WorkerPool:
-    """The worker processes of one set of models; see `SearchWorkers`.
+    """The worker processes that search with the models of a server.
 
-    Each worker is started at its first use. The processes end when the pool is closed or garbage
-    collected.
+    Implements `nmt.serve.rounds.SearchWorkers`. Each worker is started at its first use. The
+    processes end when the pool is closed or garbage collected.
 
     Args:
         config: the models, `model_dir`, and how to load them.
-        num_workers: number of workers that keep all CPU cores busy. The pool has at least two
-            workers, so that one is left for urgent requests.
+        num_sharing_workers: number of workers that share the CPU cores. If it is 1, the pool has a
+            second worker, which is for urgent requests only.
+
+    Attributes:
+        num_workers: number of workers of the pool, at least 2.
+        num_deaths: number of workers that have died.
     """
 
-    def __init__(self, config: ServeConfig, num_workers: int) -> None:
+    def __init__(self, config: ServeConfig, num_sharing_workers: int) -> None:
         """Load the models. Raises the exceptions of `Translator.load`."""
-        self.num_workers = max(num_workers, 2)
+        self.num_workers = max(num_sharing_workers, 2)
         self.num_deaths = 0
         folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
         self._config = replace(config, model_dir=folders)
-        # number of threads of each worker, also of a second worker that is for urgent requests only
-        self._num_threads = max(torch.get_num_threads() // num_workers, 1)
+        # A second worker that is for urgent requests only does not reduce the number of threads of
+        # the first worker. Both have one for each core.
+        self._num_threads = max(torch.get_num_threads() // num_sharing_workers, 1)
         self._control = self._start_loader()
         self._workers: list[_WorkerConnection | None] = [None] * self.num_workers
         self._lock = asyncio.Lock()
@@ -138,8 +143,10 @@ class WorkerPool:
             fd = loader_control.fileno()
             command = [sys.executable, "-c", _LOADER_PROGRAM, str(fd), *sys.path]
             process = subprocess.Popen(command, pass_fds=[fd])
-        threading.Thread(target=process.wait, daemon=True).start()  # else it would leave a zombie
-        connection = Connection(os.dup(control.fileno()))  # a duplicate, which is closed below
+        # waits for the end of the process, which would otherwise leave a zombie
+        threading.Thread(target=process.wait, daemon=True).start()
+        # `Connection` closes its file descriptor at its end; `control` stays open
+        connection = Connection(os.dup(control.fileno()))
         try:
             connection.send(LoadModels(self._config, self._num_threads))
             error: Exception | None = connection.recv()  # None if the models are loaded
@@ -189,10 +196,13 @@ class WorkerPool:
                 message = await worker.receive()
                 if isinstance(message, Delivery):
                     deliver(message)
-                else:  # a worker may be idle before it receives the last segments
+                else:
+                    # `WorkerIdle`: the worker has finished the segments that it has received, but
+                    # others may still be on their way
                     is_finished = message.num_finished == search_round.num_added
-        # also after a cancellation: the next round must not get deliveries of this round
         except BaseException:
+            # Also after a cancellation, another worker must take over: this worker would deliver
+            # more results of this round, and the next round would get them.
             worker.close()
             raise
         finally:
@@ -204,18 +214,22 @@ class WorkerPool:
     ) -> T:
         """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`.
 
-        If all workers are searching, the first worker calls the function between two search steps,
-        or after its search. The last worker is left to urgent requests.
+        An idle worker calls the function, but not the last worker, which is left for urgent
+        requests. If no worker is idle, the first worker calls it between two steps of its search,
+        or after its search.
         """
         assert isinstance(translator.backend, RemoteBackend)
-        workers = enumerate(self._workers[:-1])
-        idle_workers = [index for index, worker in workers if worker is None or not worker.is_busy]
-        worker = await self._get_worker(idle_workers[0] if idle_workers else 0)
+        worker_index = 0
+        for index, candidate in enumerate(self._workers[:-1]):
+            if candidate is None or not candidate.is_busy:
+                worker_index = index
+                break
+        worker = await self._get_worker(worker_index)
         call = FunctionCall(function, model_index=translator.backend.model_index, args=args)
         return await worker.call_function(call)  # type: ignore[no-any-return]
 
     async def _get_worker(self, worker_index: int) -> _WorkerConnection:
-        """Return the worker with this index. Starts it at the first use and if it has died."""
+        """Return a worker. Starts it at the first use, and starts another one if it has died."""
         async with self._lock:
             worker = self._workers[worker_index]
             if worker is not None and worker.is_alive:
@@ -223,7 +237,8 @@ class WorkerPool:
             if worker is not None:
                 self.num_deaths += 1
                 log.warning("a worker process has died; another one takes its place")
-            reader, writer = await asyncio.open_unix_connection(sock=await self._fork_worker())
+            worker_socket = await self._fork_worker()
+            reader, writer = await asyncio.open_unix_connection(sock=worker_socket)
             worker = _WorkerConnection(reader, writer)
             self._workers[worker_index] = worker
             return worker
@@ -245,8 +260,9 @@ class WorkerPool:
         connection.setblocking(False)
         loop = asyncio.get_running_loop()
         try:
-            with worker_connection:  # the loader process receives a duplicate
-                # a file descriptor can only be sent together with data; the loader ignores the byte
+            with worker_connection:  # closed here; the loader process receives a duplicate
+                # Sends the file descriptor, with which the new worker talks to the server. A file
+                # descriptor can only be sent together with data: a byte, which the loader ignores.
                 socket.send_fds(self._control, [b"f"], [worker_connection.fileno()])
             first_byte = await loop.sock_recv(connection, len(STARTED_BYTE))
         except OSError:

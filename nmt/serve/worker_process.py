@@ -53,7 +53,7 @@ class StartRound(NamedTuple):
     model_index: int  # index in `LoadModels.config.model_dir`
     search: SearchConfig
     n_best: int
-    num_forced: int
+    num_forced: int  # number of forced tokens at the start, see `SearchRequest.num_forced`
     src_tags: Sequence[str]
     with_scores: bool
     can_join: bool
