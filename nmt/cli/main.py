@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nmt.cli.interrupts import ExitWhenInterrupted
 
-with ExitWhenInterrupted():
+with ExitWhenInterrupted():  # Ctrl-C during these imports ends the process without a traceback
     import contextlib
     import errno
     import functools
@@ -50,7 +50,8 @@ _COMMAND_TO_SUGGEST = {  # keyed by the name of the command in other toolkits
     "convert": "import",
 }
 _COMMAND_BY_ALIAS = {"average-checkpoints": "average"}
-_ERRORS_WITHOUT_TRACEBACK = (*ONE_LINE_ERRORS, OSError, KeyboardInterrupt)
+# `report_error` prints these errors in one line, except for some kinds of `OSError`
+_REPORTED_ERRORS = (*ONE_LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
 def __getattr__(name: str) -> Callable[[], int]:
@@ -68,12 +69,12 @@ def nmt() -> int:
     """Run `nmt NAME ...` or `nmt help NAME`; without a name, list the commands."""
     words = sys.argv[1:] or ["--help"]
     if words[0] == "help":
-        words = [*words[1:], "--help"]
+        words = [*words[1:], "--help"]  # `nmt help train` becomes `nmt train --help`
     name = words[0].removeprefix("nmt-")
     name = _COMMAND_BY_ALIAS.get(name, name)
     if name in COMMANDS:
         return main(COMMANDS[name], words[1:])
-    return main(None, [name])
+    return main(None, [name])  # --help, --version or an unknown name
 
 
 def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
@@ -83,7 +84,9 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     unknown names.
     """
     words, level = _read_verbosity(list(sys.argv[1:] if argv is None else argv))
-    if sys.stderr is None:  # closed by 2>&-; the next file that is opened would become stderr
+    if sys.stderr is None:
+        # The shell has closed file descriptor 2 (2>&-). The next file that is opened gets its
+        # number, and libraries would write errors into it. So that file is the null device.
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         log_to_stderr(level)
@@ -101,49 +104,55 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         else:
             with ExitWhenInterrupted():
                 from nmt.cli.compose import compose_command  # imports Hydra
-            run = functools.partial(import_and_run, command)
-            composed = compose_command(command, words, run)
+            run_composed = functools.partial(import_and_run, command)
+            # a sweep calls `run_composed` for each combination of settings, and returns None
+            composed = compose_command(command, words, run_composed)
             if composed is not None:
-                run(composed)
+                run_composed(composed)
         if sys.stdout is not None:  # None if closed by >&-
             sys.stdout.flush()
-    except _ERRORS_WITHOUT_TRACEBACK as error:
+    except _REPORTED_ERRORS as error:
         return report_error(error, f"nmt-{command.name}" if command else "nmt")
     return EXIT_DONE
 
 
 def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
-    """Return the values of all settings by key if `words` set some of them, as model=tiny does.
+    """Return the values of all settings, by key, that a command would have with `words`.
 
-    Returns an empty dictionary if no word sets a value, or if a word is invalid.
+    A word such as model=tiny sets several values. Returns an empty dictionary if no word sets a
+    value, or if a word is invalid.
     """
     arguments = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     if not arguments:
         return {}
     from nmt.cli.compose import compose_command  # imports Hydra
 
+    def ignore(composed: ComposedCommand) -> None:
+        """Run nothing; only a sweep would call this function."""
+
     try:
-        composed = compose_command(command, arguments, lambda _: None)
+        composed = compose_command(command, arguments, ignore)
     except NmtError:
         return {}
-    assert composed is not None  # only a sweep or a flag of Hydra composes nothing
+    assert composed is not None  # `arguments` has no flag, such as the flag that starts a sweep
     return {key: value for key, value, _ in iterate_settings(composed.config)}
 
 
 def report_error(error: BaseException, program: str) -> int:
     """Print the message of an error in one line; return the exit status.
 
-    Re-raises an `OSError` that does not name a file, since it is a bug unless the disk is full.
+    Raises an `OSError` again if it neither names a file nor reports a full disk: it is a bug.
     """
     if isinstance(error, BrokenPipeError):
-        # the reader of stdout, such as `head`, has ended; Python would flush stdout at exit and
-        # fail again
+        # The reader of stdout, such as `head`, has ended. Python flushes stdout at exit, which
+        # would fail again, so stdout becomes the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     message = str(error)
     status = getattr(error, "exit_status", EXIT_USER)
     if isinstance(error, OSError):
-        if error.filename is None and error.errno != errno.ENOSPC:
+        is_disk_full = error.errno == errno.ENOSPC
+        if error.filename is None and not is_disk_full:
             raise error
         message = f"{error.filename or 'output'}: {error.strerror}"
     elif isinstance(error, KeyboardInterrupt):
@@ -155,33 +164,40 @@ def report_error(error: BaseException, program: str) -> int:
 
 
 def import_and_run(command: Command, composed: ComposedCommand) -> Any:
-    """Import and run a command; return the score of nmt-train for a sweeper, else None."""
+    """Import and run a command.
+
+    Returns the score of nmt-train, which a sweeper of Hydra optimizes, and None for other commands.
+    """
     if not logging.getLogger("nmt").handlers:  # in a process that a launcher of Hydra started
         log_to_stderr()
-    run = import_function(command)
+    run_command = import_function(command)
     if composed.preparation is None:
-        return run(composed.config)
-    return run(composed.config, composed.config_yaml, composed.preparation)
+        return run_command(composed.config)
+    # nmt-train, which also prepares missing data and saves its config
+    return run_command(composed.config, composed.config_yaml, composed.preparation)
 
 
 def import_function(command: Command) -> Callable[..., Any]:
     """Import the function that runs a command.
 
     Turns garbage collection off during the imports, and excludes the imported objects from later
-    collections. Otherwise, collections take 0.35 s of the 1.2 s that the imports take.
+    collections. Otherwise, collections take 0.35 s of the 1.2 s of the imports.
     """
-    module, function = command.entry_point.split(":")
-    is_first_import = module not in sys.modules
+    module_name, function_name = command.entry_point.split(":")
+    is_first_import = module_name not in sys.modules
     gc.disable()
     try:
         with ExitWhenInterrupted():
-            run: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        # before `enable`, after which the next object that is created would begin a collection
-        if is_first_import:  # a later call in this process would also freeze a command's garbage
+            module = importlib.import_module(module_name)
+            run_command: Callable[..., Any] = getattr(module, function_name)
+        # Before `enable`, after which the next object that is created would begin a collection. Not
+        # at later calls in this process: a command has run by then, and `gc.freeze` would keep its
+        # garbage.
+        if is_first_import:
             gc.freeze()
     finally:
         gc.enable()
-    return run
+    return run_command
 
 
 class _EscapingFormatter(logging.Formatter):
