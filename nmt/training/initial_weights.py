@@ -1,4 +1,8 @@
-"""Start a run with the architecture and the weights of another model (`init_from`)."""
+"""Start a run with the architecture and the weights of another model (`init_from`).
+
+The vocabulary of the run may differ. In this file, `old` means the vocabulary of `init_from`, and
+`new` the vocabulary of the run. `init_rows` maps new pieces to old pieces whose rows they copy.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +37,18 @@ _VOCABULARY_TENSORS = {_JOINT_EMBEDDING, _SRC_EMBEDDING, "output_weight", "outpu
 def use_initial_architecture(config: TrainConfig) -> TrainConfig:
     """Return a config with the architecture and the search settings of `init_from`, if it is set.
 
-    Dropouts are taken from `config`, and so are all search settings if one of them is not the
-    default. Raises a `ConfigError` for a model setting that is neither the default nor the value of
-    `init_from`.
+    Dropouts and alignment settings stay as in `config`. If `config` changes any search setting, all
+    search settings stay as in `config`. Raises a `ConfigError` for another model setting that is
+    neither the default nor the value of `init_from`.
     """
     if config.init_from is None:
         return config
     folder, info = _find_info(config)
     model_changes: dict[str, Any] = {}
     for setting in fields(config.model):
-        if "dropout" in setting.name or setting.name.startswith("alignment"):
+        is_dropout = "dropout" in setting.name
+        is_alignment = setting.name.startswith("alignment")
+        if is_dropout or is_alignment:
             continue  # the weights do not depend on it
         value = getattr(config.model, setting.name)
         init_value = getattr(info.model, setting.name)
@@ -60,8 +66,8 @@ def use_initial_architecture(config: TrainConfig) -> TrainConfig:
 def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
     """Return the folder and the info of the newest checkpoint of the run, or else of `init_from`.
 
-    The checkpoint has the architecture of `init_from`, which may have been removed when a run is
-    resumed.
+    A checkpoint of the run has the same architecture as `init_from`. A run can be resumed even if
+    the folder of `init_from` no longer exists.
     """
     for folder in reversed(list_checkpoints(resolve_path(config.run_dir))):
         try:
@@ -117,8 +123,8 @@ def adapt_vocabulary(
 
     Pieces of both vocabularies keep their rows. If the new vocabulary is the old one followed by
     other pieces, `_compute_new_rows` computes the rows of these pieces. Otherwise, new pieces get
-    rows of `random_weights`. `init_rows` maps new pieces to old pieces whose rows they copy. Raises
-    a `ConfigError` for wrong names, and for new pieces if the embeddings are frozen.
+    rows of `random_weights`. Pieces of `init_rows` copy the row of an old piece. Raises a
+    `ConfigError` for wrong names, and for new pieces if the embeddings are frozen.
     """
     extends_src = _extends(old_tokenizers.src, new_tokenizers.src)
     extends_tgt = _extends(old_tokenizers.tgt, new_tokenizers.tgt)
@@ -128,10 +134,10 @@ def adapt_vocabulary(
     adapted = {}
     for name, random_tensor in random_weights.items():
         adapted[name] = weights.get(name, random_tensor)
+    joint_embedding = weights[_JOINT_EMBEDDING]
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
-        old_rows = weights[_JOINT_EMBEDDING]  # the only tensor if the embeddings were shared
-        if name in weights:
-            old_rows = weights[name]
+        # if `init_from` shares this matrix with the joint embedding, it has no tensor of this name
+        old_rows = weights.get(name, joint_embedding)  # (V, D), or (V,) for the output bias
         old_tokenizer = old_tokenizers.tgt
         new_tokenizer = new_tokenizers.tgt
         if name == _SRC_EMBEDDING:
@@ -142,20 +148,19 @@ def adapt_vocabulary(
         if is_frozen and num_new:
             raise ConfigError(
                 f"freeze=[embeddings]: {num_new} pieces that init_from does not know would stay "
-                "untrained; leave it out"
+                "untrained; do not freeze the embeddings"
             )
         rows = random_weights[name].clone()
         rows[new_ids] = old_rows[old_ids].to(rows)
         if is_extension:
-            # for each new piece, the ids of the old pieces that it joins
-            joined_ids = segment_new_pieces(old_tokenizer, new_tokenizer)
-            is_joint = new_tokenizers.src_vocab_size is None
-            if is_joint and new_tokenizers.src is not new_tokenizer:
-                # In an imported model, two SentencePiece models may have one vocabulary. The model
-                # of the source has the other new pieces.
-                joined_ids |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
-            new_rows = _compute_new_rows(old_rows, old_tokenizer, new_tokenizer, joined_ids)
-            rows[len(old_rows) :] = new_rows.to(rows)
+            segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
+            has_joint_vocabulary = new_tokenizers.src_vocab_size is None
+            if has_joint_vocabulary and new_tokenizer is not new_tokenizers.src:
+                # an imported model may have two SentencePiece models, which segment the source and
+                # the target, for one joint vocabulary; add the new pieces of the source's model
+                segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
+            new_rows = _compute_new_rows(old_rows, old_tokenizer, new_tokenizer, segmentations)
+            rows[len(old_rows) :] = new_rows.to(rows)  # the new pieces follow the old ones
         else:
             log.info(
                 "%s: another vocabulary; %d of %d rows are kept, %d pieces are new",
@@ -207,18 +212,19 @@ def _compute_new_rows(
     old_rows: Tensor,
     old: Tokenizer,
     new: Tokenizer,
-    joined_ids: Mapping[str, Sequence[int]],
+    segmentations: Mapping[str, Sequence[int]],
 ) -> Tensor:
     """Return a row for each new piece (Gee et al., 2022).
 
-    - A piece that joins old pieces gets the mean of their rows. `joined_ids` has their ids.
+    - A piece that joins old pieces gets the mean of their rows. `segmentations` has the ids of the
+      old pieces that a new piece joins, see `segment_new_pieces`.
     - A new language piece gets the mean of the rows of all old language pieces.
     - Other symbols, and pieces of unknown characters, get the mean of the rows of all old pieces.
 
     `old_rows` is (V, D), or (V,) for a bias. The result for N new pieces is (N, D) or (N,).
     """
-    excluded_ids = {*old.control_ids, *old.unused_ids}  # without text
-    text_ids = [i for i in range(old.vocab_size) if i not in excluded_ids]
+    ids_without_text = {*old.control_ids, *old.unused_ids}
+    text_ids = [i for i in range(old.vocab_size) if i not in ids_without_text]
     mean = old_rows[text_ids].double().mean(dim=0)
     language_mean = mean
     if old.language_ids:
@@ -226,22 +232,25 @@ def _compute_new_rows(
     rows = []
     num_old = len(old_rows)
     for piece in new.all_pieces()[num_old:]:
-        if joined_ids.get(piece):
-            rows.append(old_rows[joined_ids[piece]].double().mean(dim=0))
+        old_ids = segmentations.get(piece)
+        if old_ids:
+            rows.append(old_rows[old_ids].double().mean(dim=0))
         elif piece in new.language_ids:
             rows.append(language_mean)
         else:
             rows.append(mean)
-    return torch.stack(rows) if rows else old_rows[:0]  # an empty result for no new piece
+    if not rows:
+        return old_rows[:0]
+    return torch.stack(rows)
 
 
 def _copy_rows(
     rows: Tensor, old_rows: Tensor, init_rows: Mapping[str, str], old: Tokenizer, new: Tokenizer
 ) -> None:
-    """Copy the rows of old pieces to new pieces, as `init_rows` says.
+    """Copy rows of `old_rows` to `rows`, in place, as `init_rows` says.
 
-    Skips a new piece if `new` lacks it, or if `old` lacks its old piece: with two vocabularies,
-    only one of them may have the pieces.
+    If source and target have separate vocabularies, `init_rows` may have pieces of the other side.
+    They are skipped.
     """
     old_ids = {piece: i for i, piece in enumerate(old.all_pieces())}
     new_ids = {piece: i for i, piece in enumerate(new.all_pieces())}
@@ -251,7 +260,7 @@ def _copy_rows(
 
 
 def _shared_ids(old: Tokenizer, new: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Return the ids of the pieces that both tokenizers have: in `old`, and in `new`."""
+    """Return the ids of the pieces that both tokenizers have: their ids in `old`, and in `new`."""
     old_id_by_piece = {piece: old_id for old_id, piece in enumerate(_pieces_and_roles(old))}
     old_ids = []
     new_ids = []
