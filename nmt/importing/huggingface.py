@@ -211,7 +211,7 @@ def _convert_architecture(
     positions, position_offset = _find_positions(settings, tensors, d_model)
     for table in (*_POSITION_TABLES, *_OLD_POSITION_TABLES):
         tensors.drop(table)
-    tensors.keep_nonzero_output_bias("final_logits_bias")
+    tensors.rename_or_drop_output_bias("final_logits_bias")
     scales_by_default = settings.get("model_type") == "m2m_100"
     return settings.make_model_config(
         num_encoder_layers=settings.get_int("encoder_layers"),

@@ -126,7 +126,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     settings = Settings(path, _parse_settings(path, settings_text))
     tensors = TensorFile(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
     tensors.rename([*_NEW_RULES, *_RULES])
-    tensors.keep_nonzero_output_bias("decoder_ff_logit_out_b")
+    tensors.rename_or_drop_output_bias("decoder_ff_logit_out_b")
     embeddings = _add_padding(tensors, drop_tied_copies(tensors))
     spm_paths = find_spm(folder, config, _SPM_NAMES)
     src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)

@@ -42,7 +42,9 @@ _POSITIONS = {
     "SinusoidalConcat": Positions.sinusoidal_concat,
 }
 _ATTENTION_TYPES = ("scaled-dot", "scaled-dot-flash")  # two kernels with the same result
-_RULES: list[Rule] = [  # in this order, they give the names that `make_state_dict` expects
+# Regular expressions and replacements, which give the names that `make_state_dict` expects.
+# Each name goes through all rules, in this order.
+_RULES: list[Rule] = [
     (r"encoder\.transformer\.(\d+)\.", r"encoder.layers.\1."),
     (r"decoder\.transformer_layers\.(\d+)\.", r"decoder.layers.\1."),
     (r"\.context_attn\.", ".encoder_attn."),
@@ -60,16 +62,16 @@ _RULES: list[Rule] = [  # in this order, they give the names that `make_state_di
     (r"\.b_2$", ".bias"),
     (r"\.embeddings\.make_embedding\.emb_luts\.0\.", ".embed_tokens."),
     (r"\.embeddings\.make_embedding\.pe\.pe", ".pe"),
-    (r"^generator\.(?:0\.)?", "output."),
+    (r"^generator\.(?:0\.)?", "output."),  # some files have generator.0.weight
 ]
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
     """Read the model in a `.pt` file. `path` is this file or its folder.
 
-    The folder also has the SentencePiece models. Raises `ModelError` if nmt does not have the
-    architecture, if the file has Python objects other than `argparse.Namespace`, or if the
-    SentencePiece models do not fit the vocabularies in the file.
+    The folder also has the SentencePiece models. Raises `ModelError` for an architecture that nmt
+    does not have, for a file with objects of Python classes other than `argparse.Namespace`, and
+    for SentencePiece models that do not fit the vocabularies in the file.
     """
     path = find_pt_file(path)
     checkpoint = load_pickle(path)
@@ -90,27 +92,25 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     tensors = TensorFile(path, weights)
     tensors.rename(_RULES)
     _add_missing_biases(tensors)
-    tensors.keep_nonzero_output_bias("output.bias")
-    embeddings = drop_tied_copies(tensors)
-    model = _convert_architecture(settings, tensors, has_tied_output=embeddings.has_tied_output)
+    tensors.rename_or_drop_output_bias("output.bias")
+    layout = drop_tied_copies(tensors)
+    model = _convert_architecture(settings, tensors, has_tied_output=layout.has_tied_output)
     start_piece = settings.get("decoder_start_token", "<s>")
     if "decoder_start_token" in vocabularies:  # this takes precedence over the option
         start_piece = vocabularies["decoder_start_token"]
     src_vocabulary = vocabularies.get("src")
     tgt_vocabulary = vocabularies.get("tgt")
     src_spm, tgt_spm = find_spm(path.parent, config, _SPM_NAMES)
+    src_side = _make_side_vocabulary(
+        path, src_spm, src_vocabulary, layout.num_src_rows, str(start_piece)
+    )
+    tgt_side = _make_side_vocabulary(
+        path, tgt_spm, tgt_vocabulary, layout.vocab_size, str(start_piece)
+    )
     return ImportedModel(
         model=model,
-        tokenizers=make_tokenizers(
-            _make_side_vocabulary(
-                path, src_spm, src_vocabulary, embeddings.num_src_rows, str(start_piece)
-            ),
-            _make_side_vocabulary(
-                path, tgt_spm, tgt_vocabulary, embeddings.vocab_size, str(start_piece)
-            ),
-            shares_embedding=embeddings.shares_embedding,
-        ),
-        weights=make_state_dict(tensors, model, embeddings),
+        tokenizers=make_tokenizers(src_side, tgt_side, shares_embedding=layout.shares_embedding),
+        weights=make_state_dict(tensors, model, layout),
         search=SearchConfig(),
         src_lang=config.src_lang,
         tgt_lang=config.tgt_lang,
@@ -119,11 +119,12 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 
 def _add_missing_biases(tensors: TensorFile) -> None:
     """Add the zero biases that version 3 leaves out."""
-    for weight_name in tensors.names():
-        bias_name = weight_name.removesuffix("weight") + "bias"
-        needs_bias = re.search(r"(_proj|\.fc[12]|layer_norm)\.weight$", weight_name)
-        if needs_bias and bias_name not in tensors:
-            tensors.add(bias_name, torch.zeros(tensors.num_rows(weight_name)))
+    for name in tensors.names():
+        if re.search(r"(_proj|\.fc[12]|layer_norm)\.weight$", name) is None:
+            continue  # a tensor without a bias, or a bias itself
+        bias_name = name.removesuffix("weight") + "bias"
+        if bias_name not in tensors:
+            tensors.add(bias_name, torch.zeros(tensors.num_rows(name)))
 
 
 def _make_side_vocabulary(
@@ -135,7 +136,8 @@ def _make_side_vocabulary(
     """
     if not isinstance(vocabulary, list):
         raise ModelError(f"{path}: a vocabulary is missing, or is not a list of pieces")
-    pieces = sort_pieces(path, add_ids(map(str, vocabulary)), num_rows)
+    pieces_and_ids = add_ids(map(str, vocabulary))  # the list is in the order of the ids
+    pieces = sort_pieces(path, pieces_and_ids, num_rows)  # appends pieces for unused rows
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
     pad_piece = "<blank>" if "<blank>" in id_of_piece else "<pad>"
     special_ids = SpecialIds(
@@ -170,10 +172,10 @@ def _convert_architecture(
     )
     settings.require_choice("self_attn_type", _ATTENTION_TYPES, "scaled-dot")
     positions = settings.get_choice("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
-    # the setting is hidden_size in version 3, and enc_rnn_size or rnn_size in older files
+    # version 3 has hidden_size; older files have enc_rnn_size or rnn_size
     rnn_size = settings.get("rnn_size")
-    encoder_size = settings.get("enc_rnn_size", rnn_size)
-    d_model = settings.get_int("hidden_size", encoder_size)
+    enc_rnn_size = settings.get("enc_rnn_size", rnn_size)
+    d_model = settings.get_int("hidden_size", enc_rnn_size)
     compute_table = partial(sinusoidal_positions, d_model=d_model, layout=positions)
     for stack in ("encoder", "decoder"):
         if tensors.differs_from_table(f"{stack}.pe", compute_table):

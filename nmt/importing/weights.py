@@ -160,10 +160,10 @@ class TensorFile:
         largest_difference = (stored - expected).abs().max()
         return not bool(largest_difference <= _POSITIONS_TOLERANCE)  # `not <=` is true for NaN
 
-    def keep_nonzero_output_bias(self, name: str) -> None:
+    def rename_or_drop_output_bias(self, name: str) -> None:
         """Rename `name`, the bias of the output layer, (V,) or (1, V), to `output.bias`.
 
-        Removes a bias of zeros, which many files store for architectures without this bias.
+        Drops a bias of zeros instead: many files store one for architectures without this bias.
         """
         bias = self._tensors.pop(name, None)
         if bias is not None and bias.any():
