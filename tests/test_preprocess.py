@@ -33,7 +33,7 @@ from nmt.data.binary import read_meta
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess import clean, encode, plan, scan
 from nmt.preprocess.chunks import Chunk
-from nmt.preprocess.plan import sample_end, sample_key_limit, sample_size
+from nmt.preprocess.plan import estimate_scan_limit, find_sample_limit, sample_size
 from nmt.preprocess.scan import MAX_KEY, sample_keys
 
 
@@ -253,7 +253,7 @@ def test_a_limit_that_leaves_too_few_pairs_for_the_sample_changes_nothing(
 ) -> None:
     settings = [*write_corpus(corpus_dir), "tokenizer.max_sentences=300"]  # of 600
     expected = tree(preprocess(tmp_path / "data", settings))
-    monkeypatch.setattr(plan, "sample_key_limit", lambda size, num_pairs: limit)
+    monkeypatch.setattr(plan, "estimate_scan_limit", lambda size, num_pairs: limit)
     assert tree(preprocess(tmp_path / "data", settings)) == expected
     assert expected["tokenizer.model"] != (corpus_dir / "data/tokenizer.model").read_bytes()
 
@@ -315,11 +315,13 @@ def test_keys_come_from_splitmix64() -> None:
 def test_the_pairs_with_the_smallest_keys_are_drawn() -> None:
     keys = sample_keys(1, "news", np.arange(NUM_PAIRS))
     for size in (1, 700, NUM_PAIRS - 1, NUM_PAIRS, 10 * NUM_PAIRS):
-        sample = np.flatnonzero(keys < sample_end(keys, size))
+        sample = np.flatnonzero(keys < find_sample_limit(keys, size))
         assert sample.tolist() == sorted(np.argsort(keys)[:size].tolist()), size
         # the pairs below the first limit, which a span writes, are enough
-        assert (keys < np.uint64(sample_key_limit(size, NUM_PAIRS))).sum() >= min(size, NUM_PAIRS)
-    assert sample_key_limit(1000, 10**7) < MAX_KEY // 1000
+        assert (keys < np.uint64(estimate_scan_limit(size, NUM_PAIRS))).sum() >= min(
+            size, NUM_PAIRS
+        )
+    assert estimate_scan_limit(1000, 10**7) < MAX_KEY // 1000
 
 
 def test_keys_depend_on_seed_and_corpus_and_are_spread_evenly() -> None:

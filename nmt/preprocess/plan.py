@@ -4,10 +4,13 @@ One scan of the training text suffices for all three, unless the filters drop un
 The results are stored in the plan folder, so that an interrupted run does not repeat this work.
 
 In this file, a key is a sample key: a hash of the number of a pair (see `scan.py`). The sample for
-the tokenizers consists of the pairs with the smallest keys. The scan only writes pairs with keys
-below a limit, `KeyLimits.sample_below`. Held-out sets have other keys, with another limit,
-`KeyLimits.held_out_below`. "Taken" lines are the sentences of the pairs that were taken out of the
-training text for held-out sets.
+the tokenizers consists of the pairs with the smallest keys. Before the first scan, it is not known
+below which limit these keys are. So the scan writes the pairs with keys below an estimate that is
+probably higher, `KeyLimits.sample_below`. Held-out sets are chosen by other keys, which are limited
+by `KeyLimits.held_out_below`.
+
+"Taken" lines are the sentences of the pairs that were taken out of the training text for held-out
+sets.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 _DONE_MARKER = "plan.json"  # written to the plan folder when it is complete
-_STAGE = "scan"
+_SCAN_STAGE = "scan"  # name of the first scan and of the folder of its records, see `run_stage`
+_EXCLUDED_KEY = MAX_KEY  # replaces the key of a pair that must not be in the sample
 # For a sample of S pairs, the first scan writes 2 * (S + 1000) pairs, since some are dropped later.
 _SPARE_FACTOR = 2
 _SPARE_PAIRS = 1000
@@ -71,8 +75,8 @@ def scan_training_text(job: Job, spans: Sequence[Span]) -> Job:
         or config.filter.drops_duplicates
     )
     if needs_scan:
-        scan(job, spans, _STAGE, limits)
-    return take_held_out(job, spans, _STAGE, limits)
+        scan(job, spans, _SCAN_STAGE, limits)
+    return take_held_out(job, spans, _SCAN_STAGE, limits)
 
 
 def make_tokenizers_and_mark_duplicates(job: Job, spans: Sequence[Span]) -> Tokenizers:
@@ -87,8 +91,12 @@ def make_tokenizers_and_mark_duplicates(job: Job, spans: Sequence[Span]) -> Toke
     if job.config.tokenizer.learns_from_text:
         _train_tokenizers(job, spans, taken_lines)
     else:
-        # these tokenizers learn nothing, so they get no text
-        save_tokenizers(folder, _make_tokenizers(job.config, lambda side: []))
+
+        def read_nothing(side: Literal["src", "tgt"]) -> list[str]:
+            """Return no text, since these tokenizers learn nothing from text."""
+            return []
+
+        save_tokenizers(folder, _make_tokenizers(job.config, read_nothing))
     if job.config.filter.drops_duplicates:
         find_duplicates(
             job.work.hashes,
@@ -110,7 +118,7 @@ def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
     num_pairs = sum(span.num_pairs for span in spans)
     sample_below = 0
     if job.config.tokenizer.learns_from_text:
-        sample_below = sample_key_limit(sample_size(job.config.tokenizer), num_pairs)
+        sample_below = estimate_scan_limit(sample_size(job.config.tokenizer), num_pairs)
     return KeyLimits(
         sample_below=sample_below,
         held_out_below=held_out_key_limit(requested_sizes(job.config), num_pairs),
@@ -127,24 +135,25 @@ def _hash_lines(lines: Sequence[str]) -> Keys | None:
 
 def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> None:
     """Train the tokenizers on a sample of the training text. Writes them to the plan folder."""
-    sample_end_key = _find_sample_end(job, spans, taken_lines)
+    sample_limit = _complete_sample(job, spans, taken_lines)
     action = "extending" if job.config.tokenizer.model else "training"
     log.info("%s the tokenizer", action)
     pair_files = _pair_files(job, spans)
-    make_trainer = partial(_make_trainer, job.config, pair_files, sample_end_key)
+    make_trainer = partial(_make_trainer, job.config, pair_files, sample_limit)
     worker: Workers[Path, None] = CurrentProcess(make_trainer)
     if sum(path.stat().st_size for path in pair_files) > _MAX_BYTES_IN_PROCESS:
         # SentencePiece ignores Ctrl-C and never releases its memory, so it gets its own process
         worker = Processes(1, make_trainer)
     with worker:
-        # one task, which writes the tokenizers to this folder; `list` waits for its end
-        list(worker.map([job.work.plan]))
+        # a single task, which writes the tokenizers to the plan folder
+        results = worker.map([job.work.plan])
+        list(results)  # runs the task and waits for its end
 
 
 def _make_trainer(
-    config: PreprocessConfig, pair_files: list[Path], sample_end_key: np.uint64
+    config: PreprocessConfig, pair_files: list[Path], sample_limit: np.uint64
 ) -> Callable[[Path], None]:
-    """Return a function that trains on the pairs with keys below `sample_end_key`.
+    """Return a function that trains on the pairs with keys below `sample_limit`.
 
     The function writes the tokenizers to the folder that is its argument.
     """
@@ -152,7 +161,7 @@ def _make_trainer(
     def read_sample(side: Literal["src", "tgt"]) -> Iterator[str]:
         side_index = 0 if side == "src" else 1
         for path in pair_files:
-            is_sampled = _read_keys(path) < sample_end_key
+            is_sampled = _read_keys(path) < sample_limit
             with _open_pairs(path, len(is_sampled)) as stream:
                 # a pair is two consecutive lines, which `zip` takes from the same stream
                 pairs = zip(stream, stream, strict=True)
@@ -175,25 +184,27 @@ def _make_tokenizers(config: PreprocessConfig, read_sample: ReadSide) -> Tokeniz
     return extend_tokenizers(tokenizers, config, read_sample)
 
 
-def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> np.uint64:
-    """Return the smallest key that is not in the sample for the tokenizer.
+def _complete_sample(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> np.uint64:
+    """Complete the files of the sample for the tokenizers, and return its limit.
 
-    First rewrites the files of keys, so that pairs with a taken line are not in the sample. If
-    fewer pairs are left than the sample needs, scans the text again to get all pairs.
+    The sample consists of the pairs in these files whose keys are below the limit. Rewrites the
+    files of keys to exclude pairs with a taken line. If fewer pairs are left than the sample needs,
+    scans the text again to write all pairs to the files.
     """
     size = sample_size(job.config.tokenizer)
     limits = _first_scan_limits(job, spans)
     pair_files = _pair_files(job, spans)
-    stage = _STAGE
+    stage = _SCAN_STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # After an interrupted second scan, some files have all keys, and the others only the keys below
-    # the limit. So only keys below the limit are counted.
+    # Counts only keys below the limit of the first scan, as if there was no second scan yet. An
+    # interrupted second scan has written all keys to some files, but not to all.
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
-        stage = f"{_STAGE} for the sample"
+        stage = f"{_SCAN_STAGE} for the sample"
         scan(job, spans, stage, replace(limits, sample_below=MAX_KEY))
         keys = _exclude_taken(pair_files, taken_lines)
-    if not (keys < np.uint64(MAX_KEY)).any():  # no pair is left, or all are excluded
+    is_included = keys != np.uint64(_EXCLUDED_KEY)
+    if not is_included.any():  # also if there are no keys at all
         counts = PairCounts()
         for record in read_records(job, spans, stage):
             counts.merge(PairCounts.from_json(record["pairs"]))
@@ -203,19 +214,19 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
             "all training pairs share a sentence with the held-out sets, so none is left; "
             "set smaller numbers in data.valid.num_pairs and data.test.num_pairs"
         )
-    return sample_end(keys, size)
+    return find_sample_limit(keys, size)
 
 
 def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
-    """Return the file of each span with the pairs that `scan` sampled."""
+    """Return a path for each span: the file in which `scan` wrote its sampled pairs."""
     return [job.work.plan / f"{span.name}.pairs" for span in spans]
 
 
 def _read_keys(pair_file: Path) -> Keys:
     """Read the keys of the pairs in a file that `scan` wrote."""
-    # The text of a pair has at least 2 bytes, the ends of its two lines, and its key has 8 bytes.
-    # So the keys are at most 4 times as large as the texts.
-    max_bytes = 4 * pair_file.stat().st_size
+    # the text of a pair has at least 2 bytes, the ends of its two lines
+    max_pairs = pair_file.stat().st_size // 2
+    max_bytes = max_pairs * np.dtype(np.uint64).itemsize
     with open_regular(pair_file.with_suffix(".keys"), max_bytes=max_bytes) as file:
         return np.fromfile(file, np.uint64)
 
@@ -231,7 +242,7 @@ def _open_pairs(pair_file: Path, num_pairs: int) -> Iterator[TextIO]:
 def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Keys:
     """Exclude pairs with a taken line from the sample. Returns the keys of all pairs.
 
-    Rewrites the files of keys: an excluded pair gets `MAX_KEY`, which is never in the sample.
+    Rewrites the files of keys: an excluded pair gets `_EXCLUDED_KEY`, which is above all limits.
     """
     taken_set = LineSet(taken_lines) if taken_lines else None
     keys_by_file = []
@@ -239,7 +250,7 @@ def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Ke
         keys = _read_keys(path)
         if taken_set is not None:
             excluded_pairs = _find_taken(path, len(keys), taken_set)
-            keys[excluded_pairs] = MAX_KEY
+            keys[excluded_pairs] = _EXCLUDED_KEY
             with replace_file(path.with_suffix(".keys")) as temporary:
                 keys.tofile(temporary)
         keys_by_file.append(keys)
@@ -270,21 +281,20 @@ def sample_size(config: TokenizerConfig) -> int:
     return max(1, config.max_sentences // 2)
 
 
-def sample_key_limit(size: int, num_pairs: int) -> int:
-    """Return a limit of keys that selects over twice as many pairs as the sample has, or all.
+def estimate_scan_limit(size: int, num_pairs: int) -> int:
+    """Estimate the limit of keys below which a scan has enough pairs for a sample of `size` pairs.
 
-    So the sample is usually complete even if the filters drop some of the pairs.
-
-    Keys are distributed evenly from 0 to `MAX_KEY`. Of all pairs, a share of limit / MAX_KEY
-    therefore has keys below the limit.
+    The limit selects over twice as many pairs as the sample has, since the filters drop some. Keys
+    are distributed evenly from 0 to `MAX_KEY`. Of all pairs, a share of limit / MAX_KEY therefore
+    has keys below the limit.
     """
-    num_scanned = _SPARE_FACTOR * (size + _SPARE_PAIRS)
-    limit = num_scanned * MAX_KEY // max(num_pairs, 1)
+    num_selected = _SPARE_FACTOR * (size + _SPARE_PAIRS)
+    limit = num_selected * MAX_KEY // max(num_pairs, 1)
     return min(MAX_KEY, limit)
 
 
-def sample_end(keys: Keys, size: int) -> np.uint64:
-    """Return the smallest key that is not among the `size` smallest ones."""
+def find_sample_limit(keys: Keys, size: int) -> np.uint64:
+    """Return the limit below which the `size` smallest keys are, or `MAX_KEY` for fewer keys."""
     if len(keys) <= size:
         return np.uint64(MAX_KEY)
     partitioned: Keys = np.partition(keys, size)  # the `size` smallest keys come first
