@@ -33,19 +33,21 @@ _FORMAT_VERSION = 1
 
 @dataclass
 class SynthesisCounts(LineCounts):
-    """Numbers of lines by outcome. A dropped line is counted only for its first reason.
+    """Numbers of lines by outcome.
 
-    The inherited `failed` and `met_limit` are reasons, too. The inherited `too_long` counts lines
-    that were split or truncated; lines that were split are not dropped.
+    A line is dropped for one of these reasons: it is `blank`, `failed`, `truncated`, `empty`,
+    `met_limit`, `looping`, or beyond the `ratio`. If several apply, only the first is counted.
+    `failed` and `met_limit` are fields of `LineCounts`. Its field `too_long` counts lines that were
+    split or truncated, whether they were dropped or not.
     """
 
     lines: int = 0  # lines that were read
     pairs: int = 0  # pairs that were written
     blank: int = 0  # lines without text
     truncated: int = 0  # lines that were translated without their end (too_long=truncate)
-    empty: int = 0  # translations without text
-    looping: int = 0  # see `max_repeats`
-    ratio: int = 0  # see `max_ratio`
+    empty: int = 0  # lines whose translation has no text
+    looping: int = 0  # lines whose translation repeats itself, see `SynthesisConfig.max_repeats`
+    ratio: int = 0  # lines much longer or shorter than their translation, see `max_ratio`
 
     def table(self, config: SynthesisConfig) -> str:
         """Return a text table of the counts, one a line, with the settings that drop lines."""
@@ -88,8 +90,9 @@ def select_pairs(
         if result.was_too_long:
             counts.too_long += 1
         reason = _drop_reason(line, ids, result, config)
-        if reason is not None:  # the name of a field of `SynthesisCounts`
-            setattr(counts, reason, getattr(counts, reason) + 1)
+        if reason is not None:
+            num_dropped = getattr(counts, reason)
+            setattr(counts, reason, num_dropped + 1)
             continue
         counts.pairs += 1
         if is_reversed:
@@ -102,7 +105,7 @@ def select_pairs(
 def _drop_reason(
     line: str, ids: Sequence[int], result: LineResult, config: SynthesisConfig
 ) -> str | None:
-    """Return the field of `SynthesisCounts` that counts a line to drop; None keeps the pair."""
+    """Return the reason to drop a line, a field of `SynthesisCounts`, or None to keep it."""
     if not line.strip():
         return "blank"
     if result.error is not None:
@@ -123,18 +126,21 @@ def _drop_reason(
     return None
 
 
-def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
+def write_corpus(
+    folder: Path, pair_file: Path, state: JobState, description: dict[str, Any]
+) -> None:
     """Write the two text files of a corpus from the file of its pairs, and then a summary.
 
     If the summary exists, the text files next to it are complete. The summary contains the counts
-    and `description`. `read_counts` compares the key `job` of `description`.
+    and `description`, whose value `job` identifies the settings for `read_counts`.
     """
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     sizes = {}
     for side, name in enumerate(TEXT_FILES):
-        with replace_file(folder / name) as path, pairs.open("rb") as lines:
+        with replace_file(folder / name) as path, pair_file.open("rb") as lines:
             with path.open("wb") as file:
-                file.writelines(islice(lines, side, None, 2))  # each second line
+                # source and target lines alternate: one side is every second line, from `side` on
+                file.writelines(islice(lines, side, None, 2))
             sizes[name] = path.stat().st_size
     summary = {
         "format_version": _FORMAT_VERSION,
@@ -152,7 +158,8 @@ def read_counts(
 ) -> SynthesisCounts | None:
     """Return the counts of the corpus in `folder`.
 
-    Returns None unless the corpus is complete and comes from the same job and input.
+    Returns None unless the corpus is complete and was made with the same settings, `job`, from the
+    same input.
     """
     try:
         summary = read_json(folder / SUMMARY_FILE)
@@ -162,7 +169,7 @@ def read_counts(
     if summary.get("job") != job or summary.get("bytes") != sizes:
         return None
     reader = open_input()
-    reader.skip(None)  # read all lines, for their hash
+    reader.skip(None)  # reads all lines, which updates `sha256`
     if summary.get("sha256") != reader.sha256:
         return None
     return to_dataclass(SynthesisCounts, summary.get("counts"), folder / SUMMARY_FILE)
