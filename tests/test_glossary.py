@@ -52,7 +52,9 @@ TERMS: list[list[Any]] = [  # spellings of the terms of a sentence
 WIDE_BEAM_TERMS = [pytest.param(terms, marks=pytest.mark.slow) for terms in TERMS[:-2]] + TERMS[-2:]
 
 
-def contains_terms(tokens: Sequence[int], terms: Sequence[Any], ends_word: Sequence[bool]) -> bool:
+def contains_terms(
+    tokens: Sequence[int], terms: Sequence[Any], ends_previous_word: Sequence[bool]
+) -> bool:
     """Return whether tokens that end with EOS contain the terms, each as a whole word.
 
     A term that is listed n times must end at n places.
@@ -63,7 +65,7 @@ def contains_terms(tokens: Sequence[int], terms: Sequence[Any], ends_word: Seque
             is_end = any(
                 list(tokens[max(0, end - len(ids)) : end]) == list(ids) for ids in spellings
             )
-            num_found += is_end and ends_word[tokens[end]]
+            num_found += is_end and ends_previous_word[tokens[end]]
         if num_found < terms.count(spellings):
             return False
     return tokens[-1] == EOS
@@ -83,17 +85,17 @@ def find_with_terms(
     source: Any,
     settings: SearchConfig,
     terms: Sequence[Any],
-    ends_word: Sequence[bool],
+    ends_previous_word: Sequence[bool],
     stepper: ToyStepper | None = None,
 ) -> list[Any]:
     request = SearchRequest(source_rows(source), settings)
-    sentence_terms = [SentenceTerms(item, ends_word) if item else None for item in terms]
+    sentence_terms = [SentenceTerms(item, ends_previous_word) if item else None for item in terms]
     search = TermSearch(
         stepper or ToyStepper(),
         request,
         TOKENIZER,
         terms=sentence_terms,
-        ends_word=ends_word,
+        ends_previous_word=ends_previous_word,
     )
     while search.num_live:
         search.step()
@@ -103,15 +105,15 @@ def find_with_terms(
 @pytest.mark.parametrize("terms", WIDE_BEAM_TERMS, ids=str)
 def test_a_wide_beam_finds_the_best_of_all_sequences_with_the_terms(terms: list[Any]) -> None:
     source = toy_source(4, 3)
-    for ends_word in (ALL_END_WORDS, [token < 5 for token in range(SYMBOLS)]):
+    for ends_previous_word in (ALL_END_WORDS, [token < 5 for token in range(SYMBOLS)]):
         settings = config(400, b=6)
-        results = find_with_terms(source, settings, [terms, None], ends_word)
+        results = find_with_terms(source, settings, [terms, None], ends_previous_word)
         expected = []
         for hypothesis in enumerate_hypotheses(source_ids(source, 0), 6, settings):
-            if contains_terms(hypothesis.tokens, terms, ends_word):
+            if contains_terms(hypothesis.tokens, terms, ends_previous_word):
                 expected.append(hypothesis)
         finished = [hypothesis for hypothesis in results[0] if hypothesis.finished]
-        assert_same(finished[:20], expected[:20], case=ends_word)
+        assert_same(finished[:20], expected[:20], case=ends_previous_word)
 
 
 @pytest.mark.parametrize("terms", TERMS, ids=str)
@@ -119,14 +121,14 @@ def test_a_narrow_beam_keeps_all_terms_and_leaves_other_sentences_as_they_are(
     terms: list[Any],
 ) -> None:
     source = toy_source(6, 2, 9, 4)
-    for beam_size, ends_word in itertools.product((2, 4), (ALL_END_WORDS, FEW_END_WORDS)):
+    for beam_size, ends_previous_word in itertools.product((2, 4), (ALL_END_WORDS, FEW_END_WORDS)):
         settings = config(beam_size, b=14)
-        results = find_with_terms(source, settings, [None, terms, None, terms], ends_word)
+        results = find_with_terms(source, settings, [None, terms, None, terms], ends_previous_word)
         plain = find(ToyStepper(), source, settings)
         assert results[0] == plain[0]
         assert results[2] == plain[2]
         for hypotheses in (results[1], results[3]):
-            assert contains_terms(hypotheses[0].tokens, terms, ends_word)
+            assert contains_terms(hypotheses[0].tokens, terms, ends_previous_word)
 
 
 def test_a_word_ends_after_a_term_even_if_the_model_prefers_to_continue_it() -> None:

@@ -33,12 +33,12 @@ class Constraint(Protocol):
 
     @property
     def can_join(self) -> bool:
-        """Whether the constraint also works if sentences join a running search.
+        """Whether the constraint also works after sentences have joined a running search.
 
-        `beam.tokens` then has columns for the steps before a sentence joined. In these columns, the
-        rows of the sentence are filled with BOS, and `beam.length` counts the columns, too. A
-        constraint that uses `beam.length` as the number of tokens must return False. So must a
-        constraint that looks up data by the number of a sentence.
+        `beam.tokens` has a column for each step of the search, `beam.length` columns in all. A
+        sentence that joined later has BOS in the columns of earlier steps. So a constraint must
+        return False if it takes `beam.length` for the number of tokens of a hypothesis, or if it
+        looks up data by the number of a sentence.
         """
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -56,7 +56,7 @@ class ForbiddenTokens:
     can_join = True
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        # one at a time, since an index that is a list would first be copied to the GPU
+        # token by token: to index with a list, torch would copy the list to the GPU
         for token in self.tokens:
             log_probs[:, token].fill_(NEG_INF)
         return log_probs
@@ -90,7 +90,8 @@ class NoRepeatedNgrams:
         # the last size - 1 tokens, which the next token would complete to an n-gram
         suffix_start = beam.length - (self.size - 1)
         suffixes = beam.tokens[:, suffix_start:].unsqueeze(1)  # (R, 1, size - 1)
-        begins_with_suffix = (ngrams[..., :-1] == suffixes).all(dim=-1)  # (R, N)
+        ngram_beginnings = ngrams[..., :-1]  # (R, N, size - 1)
+        begins_with_suffix = (ngram_beginnings == suffixes).all(dim=-1)  # (R, N)
         rows, positions = begins_with_suffix.nonzero(as_tuple=True)
         repeating_tokens = ngrams[rows, positions, -1]
         log_probs[rows, repeating_tokens] = NEG_INF
@@ -99,14 +100,15 @@ class NoRepeatedNgrams:
 
 @dataclass(frozen=True)
 class NoNgramsBeyondSource:
-    """Forbids each token that would complete an n-gram of `size` tokens too often.
+    """Forbids repeating n-grams of `size` tokens more often than the source does.
 
-    Every n-gram may occur once. An n-gram in `allowed_counts` may occur as often as stated there.
+    An n-gram may occur as often as in the source, and at least once. The next token is forbidden if
+    it would complete one more occurrence.
     """
 
     size: int
     allowed_counts: Sequence[Counter[tuple[int, ...]]]
-    """For each sentence, the numbers of times that n-grams of target ids may occur."""
+    """For each sentence, the numbers of the n-grams of its source, in target ids."""
     can_join = False
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -140,7 +142,8 @@ class RepetitionPenalty:
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
         penalized = log_probs.gather(1, beam.tokens) * self.factor  # (R, length)
-        # a token that occurs several times gets the same value each time, so it is penalized once
+        # in place; a token that occurs several times gets the same value each time, so it is
+        # penalized once
         return log_probs.scatter_(1, beam.tokens, penalized)
 
 
@@ -184,11 +187,13 @@ class ForcedPrefix:
         # (R, 1), -1 after the end of a prefix
         forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)
         forced = to_device(forced, log_probs.device)
-        # (R, 1), the forced token; in rows without one, token 0, whose value does not change
-        tokens = forced.clamp(min=0)
+        has_forced_token = forced >= 0  # (R, 1)
+        tokens = forced.clamp(min=0)  # (R, 1); rows without a forced token have token 0
         values = log_probs.gather(1, tokens)  # (R, 1)
-        log_probs.masked_fill_(forced >= 0, NEG_INF)  # all tokens of rows with a forced token
-        return log_probs.scatter_(1, tokens, values)  # restores the forced tokens
+        # in place: forbid all tokens of rows with a forced token, then restore this token; rows
+        # without one do not change
+        log_probs.masked_fill_(has_forced_token, NEG_INF)
+        return log_probs.scatter_(1, tokens, values)
 
 
 @dataclass(frozen=True)
@@ -211,12 +216,14 @@ class PrefixBias:
         prefixes = to_device(self.prefixes[beam.sentences, : length + 1], log_probs.device)
         next_token = prefixes[:, length:]  # (R, 1), -1 after the end of a prefix
         agrees = (beam.tokens == prefixes[:, :length]).all(dim=1, keepdim=True)  # (R, 1)
+        has_next_token = next_token >= 0  # (R, 1)
         index = next_token.clamp(min=0)  # (R, 1), token 0 after the end of a prefix
         reduced = log_probs + math.log1p(-self.bias)  # (R, V), log((1 - bias) p)
         log_bias = torch.tensor(math.log(self.bias), device=log_probs.device)
-        raised = reduced.gather(1, index).logaddexp(log_bias)  # (R, 1), log((1 - bias) p + bias)
-        biased = reduced.scatter(1, index, raised)  # (R, V)
-        return torch.where(agrees & (next_token >= 0), biased, log_probs)
+        reduced_next = reduced.gather(1, index)  # (R, 1), log((1 - bias) p) of the next token
+        raised_next = reduced_next.logaddexp(log_bias)  # (R, 1), log((1 - bias) p + bias)
+        biased = reduced.scatter(1, index, raised_next)  # (R, V)
+        return torch.where(agrees & has_next_token, biased, log_probs)
 
 
 @dataclass(frozen=True)
@@ -228,9 +235,11 @@ class AfterPrefix:
     can_join = False
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        is_free = beam.length >= self.prefix_lengths[beam.sentences]  # (R,)
-        is_free = to_device(is_free, log_probs.device).unsqueeze(1)  # (R, 1)
-        return torch.where(is_free, self.constraint(log_probs.clone(), beam), log_probs)
+        is_after_prefix = beam.length >= self.prefix_lengths[beam.sentences]  # (R,)
+        is_after_prefix = to_device(is_after_prefix, log_probs.device).unsqueeze(1)  # (R, 1)
+        # on a copy, since a constraint may change its argument
+        constrained = self.constraint(log_probs.clone(), beam)
+        return torch.where(is_after_prefix, constrained, log_probs)
 
 
 def count_ngrams(tokens: Sequence[int], size: int) -> Counter[tuple[int, ...]]:

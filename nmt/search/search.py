@@ -96,7 +96,7 @@ def _start_beam_search(
             request,
             tokenizers,
             terms=find_terms(request, tokenizers),
-            ends_word=mark_word_ends(tokenizers.tgt),
+            ends_previous_word=mark_word_ends(tokenizers.tgt),
         )
     if request.config.beam_groups > 1:
         return DiverseSearch(stepper, request, tokenizers)

@@ -5,7 +5,7 @@ Each bank gets an equal share of the beam, so that more probable hypotheses with
 replace the hypotheses with terms. EOS is forbidden until a hypothesis contains all terms.
 """
 
-# In shapes: B sentences of a step, K beam size, V vocabulary size, C candidates
+# In shapes: B sentences of a step, R live hypotheses (rows), K beam size, V vocabulary size
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from nmt.search.protect import encode_protected, mark_protected_ends
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
-Spellings = Sequence[Sequence[int]]
+TermSpellings = Sequence[Sequence[int]]
 """Token ids of the forms of a term; a translation must contain one form."""
 
 
 class PartialTerm(NamedTuple):
     """The first tokens of a term at the end of a hypothesis."""
 
-    term: int  # index of the term
-    spelling: int  # index among the spellings of the term
+    term_index: int
+    spelling_index: int  # index among the spellings of the term
     num_tokens: int  # number of tokens of the spelling at the end of the hypothesis
 
 
-class Progress(NamedTuple):
+class TermProgress(NamedTuple):
     """The terms that a hypothesis contains, as indices."""
 
     complete: frozenset[int] = frozenset()
@@ -52,97 +52,106 @@ class SentenceTerms:
 
     Args:
         terms: the spellings of each term. A term that is listed twice must occur twice.
-        ends_word: for each id, whether a word before it is complete, see `mark_word_ends`.
+        ends_previous_word: for each token id, whether a word directly before this token is
+            complete, since the token does not continue it. See `mark_word_ends`.
         closed: indices of protected texts that no token can continue, such as `{name}`.
         open_ended: indices of protected texts that a letter or digit could continue, such as `%s`.
-        ends_protected: for each id, whether a text of `open_ended` before it is complete.
+        ends_previous_protected: for each token id, whether a text of `open_ended` directly before
+            this token is complete. See `mark_protected_ends`.
     """
 
     def __init__(
         self,
-        terms: Sequence[Spellings],
-        ends_word: Sequence[bool],
+        terms: Sequence[TermSpellings],
+        ends_previous_word: Sequence[bool],
         closed: Collection[int] = (),
         open_ended: Collection[int] = (),
-        ends_protected: Sequence[bool] = (),
+        ends_previous_protected: Sequence[bool] = (),
     ) -> None:
         self._terms = terms
         self._closed = frozenset(closed)
         self._open_ended = frozenset(open_ended)
-        self._ends_protected = ends_protected
-        self._ends_word = ends_word
+        self._ends_previous_protected = ends_previous_protected
+        self._ends_previous_word = ends_previous_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
         # keyed by the first token of a spelling
         self._beginnings: dict[int, list[PartialTerm]] = {}
-        for term, spellings in enumerate(terms):
-            for spelling, ids in enumerate(spellings):
-                self._beginnings.setdefault(ids[0], []).append(PartialTerm(term, spelling, 0))
+        for term_index, spellings in enumerate(terms):
+            for spelling_index, ids in enumerate(spellings):
+                beginning = PartialTerm(term_index, spelling_index, num_tokens=0)
+                self._beginnings.setdefault(ids[0], []).append(beginning)
         # keyed by the tokens of a hypothesis
-        self._progress: dict[tuple[int, ...], Progress] = {(): Progress()}
+        self._progress: dict[tuple[int, ...], TermProgress] = {(): TermProgress()}
 
-    def progress(self, tokens: tuple[int, ...]) -> Progress:
+    def progress(self, tokens: tuple[int, ...]) -> TermProgress:
         """Return the progress of a hypothesis; caches it for the hypotheses that continue it."""
         if tokens not in self._progress:
             prefix_progress = self.progress(tokens[:-1])
             self._progress[tokens] = self.advance(prefix_progress, tokens[-1])
         return self._progress[tokens]
 
-    def advance(self, progress: Progress, token: int) -> Progress:
+    def advance(self, progress: TermProgress, token: int) -> TermProgress:
         """Return the progress after one more token."""
-        # terms at the end become complete, unless the token continues their last word
+        # the terms at the end become complete, unless the token continues their last word
         complete = progress.complete
-        if progress.ending and self._ends_word[token]:
+        if progress.ending and self._ends_previous_word[token]:
             complete = complete | progress.ending
         open_ended = progress.ending & self._open_ended
-        if open_ended and self._ends_protected[token]:
+        if open_ended and self._ends_previous_protected[token]:
             complete = complete | open_ended
-        # partial terms, and spellings that begin with the token, whose `num_tokens` is 0
-        continued = list(progress.partial) + self._beginnings.get(token, [])
-        if not continued:
-            return Progress(complete)
+        # the terms that the token may continue or begin
+        candidates = list(progress.partial) + self._beginnings.get(token, [])
+        if not candidates:
+            return TermProgress(complete)
         partial = set()
-        ended: dict[int, Spellings] = {}  # terms whose last token is `token`
-        for term, spelling, num_tokens in sorted(continued):
-            spellings = self._terms[term]
-            ids = spellings[spelling]
-            if term in complete or ids[num_tokens] != token:
+        new_ending: dict[int, TermSpellings] = {}  # terms whose last token is `token`
+        for term_index, spelling_index, num_tokens in sorted(candidates):
+            spellings = self._terms[term_index]
+            ids = spellings[spelling_index]
+            if term_index in complete or ids[num_tokens] != token:
                 continue
             if num_tokens + 1 < len(ids):
-                partial.add(PartialTerm(term, spelling, num_tokens + 1))
-            elif spellings not in ended.values():  # of equal terms, only one ends here
-                ended[term] = spellings
-        closed = self._closed.intersection(ended)
-        return Progress(complete | closed, frozenset(ended) - closed, frozenset(partial))
+                partial.add(PartialTerm(term_index, spelling_index, num_tokens + 1))
+            elif spellings not in new_ending.values():
+                # a term may be listed twice; this occurrence counts for only one of the two
+                new_ending[term_index] = spellings
+        closed = self._closed.intersection(new_ending)  # complete at once
+        return TermProgress(
+            complete=complete | closed,
+            ending=frozenset(new_ending) - closed,
+            partial=frozenset(partial),
+        )
 
-    def can_end(self, progress: Progress) -> bool:
+    def can_end(self, progress: TermProgress) -> bool:
         """Return whether a hypothesis contains all terms if it ends now."""
         return len(progress.complete | progress.ending) == len(self._terms)
 
-    def is_complete(self, progress: Progress) -> bool:
+    def is_complete(self, progress: TermProgress) -> bool:
         """Return whether a hypothesis contains all terms, however it continues."""
         return len(progress.complete) == len(self._terms)
 
-    def next_tokens(self, progress: Progress) -> set[int]:
+    def next_tokens(self, progress: TermProgress) -> set[int]:
         """Return the tokens that begin or continue a missing term."""
         done = progress.complete | progress.ending
         tokens = set()
-        for term, spelling, num_tokens in progress.partial:
-            tokens.add(self._terms[term][spelling][num_tokens])
-        for term, spellings in enumerate(self._terms):
-            if term not in done:
+        for term_index, spelling_index, num_tokens in progress.partial:
+            ids = self._terms[term_index][spelling_index]
+            tokens.add(ids[num_tokens])
+        for term_index, spellings in enumerate(self._terms):
+            if term_index not in done:
                 tokens.update(ids[0] for ids in spellings)
         return tokens
 
-    def num_term_tokens(self, progress: Progress) -> int:
+    def num_term_tokens(self, progress: TermProgress) -> int:
         """Return the number of term tokens in a hypothesis, by which banks are divided.
 
         A complete term counts with the length of its longest spelling. Of the partial terms, only
         the longest counts.
         """
         done = progress.complete | progress.ending
-        num_tokens = sum(self._max_lengths[term] for term in done)
+        num_tokens = sum(self._max_lengths[term_index] for term_index in done)
         partial_lengths = [
-            partial.num_tokens for partial in progress.partial if partial.term not in done
+            partial.num_tokens for partial in progress.partial if partial.term_index not in done
         ]
         return num_tokens + max(partial_lengths, default=0)
 
@@ -153,28 +162,31 @@ def find_terms(request: SearchRequest, tokenizers: Tokenizers) -> list[SentenceT
     These are the terms of the glossary and the protected texts. Leaves out terms that the target
     tokenizer cannot encode.
     """
-    ends_word = mark_word_ends(tokenizers.tgt)
+    ends_previous_word = mark_word_ends(tokenizers.tgt)
     sentences: list[SentenceTerms | None] = []
     for i in range(len(request.sources)):
-        terms: list[Spellings] = []
+        terms: list[TermSpellings] = []
         closed: list[int] = []
         open_ended: list[int] = []
         for protected in request.find_protected(i, tokenizers):
             spellings = encode_protected(protected, tokenizers.tgt)
             if spellings:
-                indices = open_ended if protected.ends_with_word_character else closed
-                indices.append(len(terms))
+                term_index = len(terms)
                 terms.append(spellings)
+                if protected.ends_with_word_character:
+                    open_ended.append(term_index)
+                else:
+                    closed.append(term_index)
         terms += request.find_spellings(i, tokenizers)
         if not terms:
             sentences.append(None)
             continue
         sentence_terms = SentenceTerms(
             terms,
-            ends_word,
+            ends_previous_word,
             closed=closed,
             open_ended=open_ended,
-            ends_protected=mark_protected_ends(tokenizers.tgt),
+            ends_previous_protected=mark_protected_ends(tokenizers.tgt),
         )
         sentences.append(sentence_terms)
     return sentences
@@ -186,13 +198,13 @@ class TermHypothesis(NamedTuple):
     row: int
     sentence: int
     terms: SentenceTerms
-    progress: Progress
+    progress: TermProgress
 
 
 class Candidate(NamedTuple):
     """A hypothesis with one more token."""
 
-    total: float  # log-probability of the hypothesis with the token
+    total_log_prob: float  # log-probability of the hypothesis with the token
     hypothesis: TermHypothesis
     token: int
     log_prob: float  # log-probability of the token
@@ -214,7 +226,7 @@ class Candidate(NamedTuple):
     @property
     def rank(self) -> tuple[float, int, int]:
         """Sort key that puts the best candidate first."""
-        return (-self.total, self.hypothesis.row, self.token)
+        return (-self.total_log_prob, self.hypothesis.row, self.token)
 
 
 def prefer_all_terms(candidates: list[Candidate]) -> list[Candidate]:
@@ -233,7 +245,7 @@ class TermSearch(BeamSearch):
     Args:
         terms: the terms of each sentence; None for a sentence without terms, which is searched as
             in `BeamSearch`.
-        ends_word: see `SentenceTerms`.
+        ends_previous_word: see `SentenceTerms`.
     """
 
     def __init__(
@@ -243,15 +255,19 @@ class TermSearch(BeamSearch):
         tokenizers: Tokenizers,
         *,
         terms: Sequence[SentenceTerms | None],
-        ends_word: Sequence[bool],
+        ends_previous_word: Sequence[bool],
     ) -> None:
         super().__init__(stepper, request, tokenizers)
         self._terms = terms
-        self._ends_word = ends_word
-        self._continues_word = ~torch.tensor(ends_word, device=stepper.device)  # (V,)
+        self._ends_previous_word = ends_previous_word
+        self._continues_word = ~torch.tensor(ends_previous_word, device=stepper.device)  # (V,)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
-        """See `BeamSearch._choose`; allocates the candidates of sentences that miss a term."""
+        """Return candidates, which of them are finished, and which may stay in the beam.
+
+        All are (B, 2K), as in `BeamSearch._choose`. In sentences that miss a term, replaces its
+        candidates by the candidates of `_allocate`.
+        """
         eos_id = self._state.tokenizers.tgt.eos_id
         hypotheses = self._find_hypotheses()
         # EOS is forbidden in rows of hypotheses that miss a term
@@ -265,32 +281,37 @@ class TermSearch(BeamSearch):
             return candidates, is_finished, is_live
         rankings = self._rank_candidates(log_probs, hypotheses)
         allocated: list[Candidate] = []
-        # the position in `candidates` of each allocated candidate
-        indices: list[int] = []  # in dimension B
+        # where the allocated candidates go in the tensors (B, 2K) of `candidates`
+        batch_indices: list[int] = []  # in dimension B
         columns: list[int] = []  # in dimension 2K
-        sentence_numbers = self._state.beam.sentences[candidates.rows[:, 0]]  # (B,)
+        # (B,), the sentence to which the rows of candidates belong
+        sentence_numbers = self._state.beam.sentences[candidates.rows[:, 0]]
         sentences = sentence_numbers.tolist()
-        lengths = self._state.num_tokens(sentence_numbers, self._state.beam.length + 1)  # (B,)
-        is_at_limit = (lengths == self._state.limits[sentence_numbers]).tolist()
-        for index, sentence in enumerate(sentences):
+        # (B,), the number of tokens of candidates
+        lengths = self._state.num_tokens(sentence_numbers, self._state.beam.length + 1)
+        max_lengths = self._state.limits[sentence_numbers]  # (B,)
+        is_at_limit = (lengths == max_lengths).tolist()
+        for batch_index, sentence in enumerate(sentences):
             if sentence in rankings:
                 sentence_candidates = self._allocate(rankings[sentence])
-                if is_at_limit[index]:
+                if is_at_limit[batch_index]:
                     sentence_candidates = prefer_all_terms(sentence_candidates)
-                indices += [index] * len(sentence_candidates)
+                batch_indices += [batch_index] * len(sentence_candidates)
                 columns += range(len(sentence_candidates))
                 allocated += sentence_candidates
         is_replaced = torch.zeros(len(sentences), 1, dtype=torch.bool)  # (B, 1)
-        is_replaced[indices] = True
+        is_replaced[batch_indices] = True
+        # changes the tensors of `candidates` in place: first drops the old candidates of these
+        # sentences, then writes the allocated ones
         candidates.sums.masked_fill_(is_replaced, NEG_INF)
-        totals = [candidate.total for candidate in allocated]
+        sums = [candidate.total_log_prob for candidate in allocated]
         rows = [candidate.hypothesis.row for candidate in allocated]
         tokens = [candidate.token for candidate in allocated]
         token_log_probs = [candidate.log_prob for candidate in allocated]
-        candidates.sums[indices, columns] = torch.tensor(totals)
-        candidates.rows[indices, columns] = torch.tensor(rows)
-        candidates.tokens[indices, columns] = torch.tensor(tokens)
-        candidates.log_probs[indices, columns] = torch.tensor(token_log_probs)
+        candidates.sums[batch_indices, columns] = torch.tensor(sums)
+        candidates.rows[batch_indices, columns] = torch.tensor(rows)
+        candidates.tokens[batch_indices, columns] = torch.tensor(tokens)
+        candidates.log_probs[batch_indices, columns] = torch.tensor(token_log_probs)
         is_possible = candidates.sums > NEG_INF  # (B, 2K)
         is_eos = candidates.tokens == eos_id  # (B, 2K)
         is_finished = torch.where(is_replaced, is_possible & is_eos, is_finished)
@@ -298,7 +319,10 @@ class TermSearch(BeamSearch):
         return candidates, is_finished, is_live
 
     def _find_hypotheses(self) -> list[TermHypothesis]:
-        """Return the hypotheses of the sentences in which at least one hypothesis misses a term."""
+        """Return the live hypotheses of sentences with terms.
+
+        Leaves out sentences of which each hypothesis contains all terms.
+        """
         beam = self._state.beam
         tokens = beam.tokens.tolist()
         hypotheses = []
@@ -324,27 +348,34 @@ class TermSearch(BeamSearch):
         last token of a term, it is also continued by the best token that begins a new word.
         """
         best_tokens = self._best_tokens(log_probs, [hypothesis.row for hypothesis in hypotheses])
-        continued = []  # (C,), the hypothesis that each candidate continues
-        tokens = []  # (C,), the token that each candidate adds
+        # for each candidate, the hypothesis that it continues, and the token that it adds
+        continued_hypotheses = []
+        tokens = []
         for hypothesis, best in zip(hypotheses, best_tokens, strict=True):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
-            if hypothesis.progress.ending and not any(self._ends_word[token] for token in best):
+            best_end_word = any(self._ends_previous_word[token] for token in best)
+            if hypothesis.progress.ending and not best_end_word:
                 row_log_probs = log_probs[hypothesis.row]  # (V,)
                 ending_log_probs = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
                 next_tokens.add(int(ending_log_probs.argmax()))
-            continued += [hypothesis] * len(next_tokens)
+            continued_hypotheses += [hypothesis] * len(next_tokens)
             tokens += sorted(next_tokens)
-        rows = [hypothesis.row for hypothesis in continued]
-        token_log_probs = log_probs[rows, tokens]  # (C,)
-        totals = self._state.beam.total_log_probs[rows] + token_log_probs  # (C,)
-        candidate_totals = totals.tolist()
-        candidate_log_probs = token_log_probs.tolist()
+        rows = [hypothesis.row for hypothesis in continued_hypotheses]
+        token_log_probs = log_probs[rows, tokens]  # one for each candidate
+        total_log_probs = self._state.beam.total_log_probs[rows] + token_log_probs
+        token_log_prob_list = token_log_probs.tolist()
+        total_log_prob_list = total_log_probs.tolist()
         rankings: dict[int, list[Candidate]] = {}
-        for i, hypothesis in enumerate(continued):
+        for i, hypothesis in enumerate(continued_hypotheses):
             ranking = rankings.setdefault(hypothesis.sentence, [])
-            total = candidate_totals[i]
-            if total > NEG_INF:
-                ranking.append(Candidate(total, hypothesis, tokens[i], candidate_log_probs[i]))
+            if total_log_prob_list[i] > NEG_INF:
+                candidate = Candidate(
+                    total_log_prob=total_log_prob_list[i],
+                    hypothesis=hypothesis,
+                    token=tokens[i],
+                    log_prob=token_log_prob_list[i],
+                )
+                ranking.append(candidate)
         for ranking in rankings.values():
             ranking.sort(key=lambda candidate: candidate.rank)
         return rankings
@@ -353,10 +384,12 @@ class TermSearch(BeamSearch):
         """Return the K best tokens of each of these rows."""
         num_best = min(self._state.request.config.beam_size, log_probs.size(1))
         index = to_device(torch.tensor(rows), log_probs.device)
+        # `best_candidates` treats each row as a sentence with a single hypothesis
         sums = torch.zeros(len(rows), device=log_probs.device)
         grid = BeamGrid(torch.arange(len(rows)), len(rows), log_probs.device)
         best = best_candidates(sums, log_probs.index_select(0, index), grid, num_best)
-        # fillers, whose sums are minus infinity, may have tokens beyond the vocabulary
+        # a row with fewer than K possible tokens is filled up with tokens that may be beyond the
+        # vocabulary; they become its last token
         return best.tokens.clamp(max=log_probs.size(1) - 1).tolist()
 
     def _allocate(self, ranking: list[Candidate]) -> list[Candidate]:
@@ -379,6 +412,7 @@ class TermSearch(BeamSearch):
         live: list[Candidate] = []
         for round_index in range(beam_size):
             for queue in queues:
-                if round_index < len(queue) and len(live) < beam_size:
+                has_candidate = round_index < len(queue)
+                if has_candidate and len(live) < beam_size:
                     live.append(queue[round_index])
         return sorted(live + finished[:beam_size], key=lambda candidate: candidate.rank)
