@@ -93,7 +93,7 @@ def assert_refused(name: str, arguments: str, *expected: str) -> None:
 def test_typed_files_replace_the_text_of_an_experiment() -> None:
     def sources(*arguments: str | Iterable[str]) -> list[list[str]]:
         data = composed("preprocess", *arguments).data
-        return [data.train.source_keys, data.valid.source_keys, data.test.source_keys]
+        return [data.train.text_keys, data.valid.text_keys, data.test.text_keys]
 
     files = ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.tsv=v.tsv"]
     for name in ("multi30k", "iwslt14", "homeassistant", "wmt14_en_de_base"):

@@ -108,7 +108,7 @@ def test_typed_files_replace_the_text_of_an_experiment_in_a_sweep_too(
         COMMANDS["preprocess"],
         ["-m", "experiment=mine.yaml", "hydra.sweep.dir=sweep", *arguments],
         lambda composed: sources.append(
-            composed.config.data.train.source_keys + composed.config.data.valid.source_keys
+            composed.config.data.train.text_keys + composed.config.data.valid.text_keys
         ),
     )
     assert sources == [["src", "num_pairs"]] * 2

@@ -17,7 +17,7 @@ symbol is for Mozilla's models.
 
 
 class Corpus(str, Enum):
-    """Source of the parallel text: files or datasets, or a corpus included in nmt."""
+    """The user's own text in files or datasets, or a corpus that comes with nmt."""
 
     files = "files"
     numbers = "numbers"  # included: number names
@@ -31,12 +31,12 @@ class InvalidLinePolicy(str, Enum):
     # replace invalid bytes with U+FFFD, and count them
     # (mypy must ignore that this member replaces the method str.replace)
     replace = "replace"  # type: ignore[assignment]
-    drop = "drop"  # drop and count the training pair; replace in held-out lines
+    drop = "drop"  # drop the training pair, and count it; in held-out lines, as `replace`
 
 
 @dataclass(kw_only=True)
 class SplitConfig(Settings):
-    """Source of sentence pairs: files or one Hugging Face dataset.
+    """Where the text of a training corpus or of a held-out set is: files or a Hugging Face dataset.
 
     A setting for files takes a name, a pattern with * and ?, or a list of these; - is stdin. The
     files of a pattern are read in the order of their names. Files may be compressed: .gz, .bz2, .xz
@@ -65,34 +65,35 @@ class SplitConfig(Settings):
         "default, the values of src_lang and tgt_lang",
     )
     score: str | None = option(
-        None, "score of each pair: a column of the TSV, from 1, or a JSON field, such as a or a.b"
+        None,
+        "column of the TSV, from 1, or JSON field, such as a or a.b, with a score of each pair",
     )
     scores: list[str] | None = option(
-        None, "scores of src and tgt, line by line: numbers, or JSON objects with the field score"
+        None, "files with a score for each line: a number, or a JSON object with the field score"
     )
     dataset: str | None = option(None, "Hugging Face dataset: hub name, local folder or file")
     dataset_config: str | None = option(None, "configuration of the dataset, for example de-en")
     dataset_split: str | None = option(None, "split of the dataset, for example train")
 
     def check(self) -> None:
-        keys = self.source_keys
+        keys = self.text_keys
         if len(keys) > 1:
             raise ConfigError(f"{keys[0]} and {keys[1]} are both given for one split; keep one")
-        if self.tgt is None:
-            self.require(self.src is None, "src", "is given without tgt; give both sides")
-        if self.src is None:
-            self.require(self.tgt is None, "tgt", "is given without src; give both sides")
-        if self.src is None:
+        if self.src is not None:
+            self.require(self.tgt is not None, "src", "is given without tgt; give both sides")
+        if self.tgt is not None:
+            self.require(self.src is not None, "tgt", "is given without src; give both sides")
+        if self.alignments is not None:
             problem = (
                 "needs src and tgt; a TSV or JSON has the alignment in a third column or field"
             )
-            self.require(self.alignments is None, "alignments", problem)
+            self.require(self.src is not None, "alignments", problem)
         for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff", "scores", "alignments"):
             is_empty_list = getattr(self, key) == []
             self.require(not is_empty_list, key, "must name at least one file")
-        are_columns = len(self.columns) in (2, 3) and min(self.columns) >= 1
+        are_valid_columns = len(self.columns) in (2, 3) and min(self.columns) >= 1
         problem = "must be two numbers from 1: source, target; or three, with the alignment"
-        self.require(are_columns, "columns", problem)
+        self.require(are_valid_columns, "columns", problem)
         problem = "must be two: source, target; or three, with the alignment"
         self.require(len(self.fields) in (0, 2, 3), "fields", problem)
         self._check_scores()
@@ -102,9 +103,10 @@ class SplitConfig(Settings):
         if self.scores is not None:
             self.require(self.src is not None, "scores", "needs src and tgt, line by line")
         if self.score is not None:
-            has_fields = self.tsv is not None or self.jsonl is not None
-            is_valid = has_fields or self.scores is not None
-            self.require(is_valid, "score", "needs tsv, jsonl or scores")
+            has_columns_or_fields = (
+                self.tsv is not None or self.jsonl is not None or self.scores is not None
+            )
+            self.require(has_columns_or_fields, "score", "needs tsv, jsonl or scores")
         if self.tsv is not None and self.score is not None:
             is_column = self.score.isdecimal() and int(self.score) >= 1
             self.require(is_column, "score", "must be the number of a column of the TSV, from 1")
@@ -127,7 +129,7 @@ class SplitConfig(Settings):
         return self.alignments is not None
 
     @property
-    def source_keys(self) -> list[str]:
+    def text_keys(self) -> list[str]:
         """The settings that name the text; `check` allows at most one of them."""
         keys = ("src", "tsv", "jsonl", "tmx", "xliff", "dataset")
         return [key for key in keys if getattr(self, key) is not None]
@@ -139,7 +141,7 @@ class HeldOutConfig(SplitConfig):
 
     num_pairs: float | None = option(
         None,
-        "number of pairs to take out of train instead; below 1: share of the pairs of train",
+        "instead of files: number of pairs to take out of train; below 1: share of its pairs",
         above=0,
     )
 
@@ -150,9 +152,9 @@ class HeldOutConfig(SplitConfig):
             self.require(is_whole, "num_pairs", "must be a whole number, or a share below 1")
 
     @property
-    def source_keys(self) -> list[str]:
+    def text_keys(self) -> list[str]:
         """The settings that name the text or take it from train; `check` allows at most one."""
-        keys = super().source_keys
+        keys = super().text_keys
         if self.num_pairs is not None:
             keys.append("num_pairs")
         return keys
@@ -162,14 +164,16 @@ class HeldOutConfig(SplitConfig):
 class CorpusConfig(SplitConfig):
     """One of several training corpora."""
 
-    weight: float = option(  # a change rewrites only the index of the data folder
+    weight: float = option(  # if it is changed, only the index of the data folder is written again
         1.0,
         "how often an epoch contains each pair; 0 leaves the corpus out",
         low=0,
         on_resume="accept",
     )
     src_lang: str | None = option(None, "source language, if corpora differ in it")
-    tgt_lang: str | None = option(None, "target language, if corpora differ in it; sets src_tag")
+    tgt_lang: str | None = option(
+        None, "target language, if corpora differ in it; its tag becomes src_tag"
+    )
     src_tag: str | None = option(None, "tag before every source line, such as <2de>")
     tgt_tag: str | None = option(
         None, "tag before every target line; it is not part of a translation"
@@ -215,9 +219,10 @@ class DataConfig(Settings):
         LINE_SEPARATORS[0],
         "symbol between the lines of a context: <sep>, or __sep__ as in Mozilla's models",
     )
-    temperature: float = option(  # a change rewrites only the index of the data folder
+    # if it is changed, only the index of the data folder is written again
+    temperature: float = option(
         1.0,
-        "above 1: evens out the shares of the corpora, which are weight * size^(1/temperature)",
+        "above 1: makes the shares of corpora more equal: weight * size^(1/temperature)",
         low=1,
         on_resume="accept",
     )
@@ -232,14 +237,14 @@ class DataConfig(Settings):
         above=0,
         on_resume="accept",
     )
-    license: str | None = option(  # a change rewrites only the report
+    license: str | None = option(  # if it is changed, only the report is written again
         None,
         "license of the text, such as cc-by-4.0, for the README.md of models",
         on_resume="accept",
     )
     made_by: str | None = option(
         None,
-        "command that makes the files, for the message when they are missing",
+        "command that makes the files; shown in the error if they are missing",
         on_resume="accept",
     )
 
@@ -250,7 +255,7 @@ class DataConfig(Settings):
             is_valid_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
             problem = "the name of a corpus has only letters, digits, _, . and -"
             require_valid(is_valid_name, "data.corpora", name, problem)
-        if self.corpora and self.train.source_keys:
+        if self.corpora and self.train.text_keys:
             raise ConfigError(
                 "data.train and data.corpora are both given; name the first corpus too: "
                 "data.corpora.NAME.src=FILE"
@@ -258,12 +263,14 @@ class DataConfig(Settings):
         self._check_num_pairs()
         self._check_context()
         splits = {"train": self.train, "valid": self.valid, "test": self.test}
-        text_keys = [f"data.{name}" for name, split in splits.items() if split.source_keys]
+        splits_with_text = [f"data.{name}" for name, split in splits.items() if split.text_keys]
         if self.corpora:
-            text_keys.append("data.corpora")
+            splits_with_text.append("data.corpora")
         if self.corpus is not Corpus.files:
-            problem = f"comes with its text; leave out {', '.join(text_keys)}, or set data=files"
-            self.require(not text_keys, "corpus", problem)
+            problem = (
+                f"comes with its text; leave out {', '.join(splits_with_text)}, or set data=files"
+            )
+            self.require(not splits_with_text, "corpus", problem)
         self._check_tags()
 
     @property
@@ -273,8 +280,10 @@ class DataConfig(Settings):
         return any(corpus.has_scores for corpus in corpora)
 
     def train_split(self, corpus: str) -> SplitConfig:
-        """Return the settings of a training corpus, which is "" for `data.train`."""
-        return self.corpora[corpus] if corpus else self.train
+        """Return the settings of the corpus with this name in `corpora`, or of `train` for ""."""
+        if corpus:
+            return self.corpora[corpus]
+        return self.train
 
     def _check_context(self) -> None:
         """Raise a `ConfigError` if there are texts that cannot have a `context`."""
@@ -283,12 +292,14 @@ class DataConfig(Settings):
         for split in (self.train, *self.corpora.values()):
             problem = "does not work with an alignment of words"
             self.require(not split.has_alignment, "context", problem)
-        takes_pairs = any(split.num_pairs is not None for split in (self.valid, self.test))
+        takes_pairs_from_train = any(
+            split.num_pairs is not None for split in (self.valid, self.test)
+        )
         problem = (
             "does not work with num_pairs, which takes single pairs; give files of documents for "
             "data.valid and data.test"
         )
-        self.require(not takes_pairs, "context", problem)
+        self.require(not takes_pairs_from_train, "context", problem)
 
     def _check_num_pairs(self) -> None:
         """Raise a `ConfigError` if one `num_pairs` is a share and the other one a number.
@@ -296,22 +307,27 @@ class DataConfig(Settings):
         Two shares must also add up to less than 1.
         """
         splits = (self.valid, self.test)
-        counts = [split.num_pairs for split in splits if split.num_pairs is not None]
-        if any(count < 1 for count in counts):
+        sizes = [split.num_pairs for split in splits if split.num_pairs is not None]
+        has_share = any(size < 1 for size in sizes)
+        if has_share:
             require_valid(
-                sum(counts) < 1,
+                sum(sizes) < 1,  # false if the other size is a number of pairs
                 "num_pairs of data.valid and data.test",
-                counts,
+                sizes,
                 "must both be numbers of pairs, or shares that add up to less than 1",
             )
 
     def _check_tags(self) -> None:
-        """Raise a `ConfigError` for a held-out set without a tag if all corpora have one."""
+        """Raise a `ConfigError` if all corpora have tags, but `valid` or `test` names files.
+
+        Their lines would have no tag.
+        """
         all_are_tagged = all(corpus.is_tagged for corpus in self.corpora.values())
         if not self.corpora or not all_are_tagged:
             return
         for name, split in (("valid", self.valid), ("test", self.test)):
-            if split.source_keys and split.num_pairs is None:
+            takes_pairs_from_train = split.num_pairs is not None  # with their tags
+            if split.text_keys and not takes_pairs_from_train:
                 raise ConfigError(
                     f"data.{name} has no tag, but every corpus in data.corpora has one; give "
                     f"data.corpora.NAME.{name} instead"

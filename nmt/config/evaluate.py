@@ -17,9 +17,10 @@ _ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
 
 
 class Metric(str, Enum):
-    """Metrics with sacreBLEU's defaults: 0 to 100, and higher is better, except for TER.
+    """Metrics with sacreBLEU's defaults.
 
-    TER is the number of edits per 100 words of the reference.
+    The best score is 100, and the worst is 0. TER is the exception: the number of edits per 100
+    words of the reference, of which fewer are better.
     """
 
     bleu = "bleu"  # BLEU, Papineni et al. (2002)
@@ -41,7 +42,7 @@ class Perturbation(Enum):
     upper = "upper"  # source and references in capitals
     title = "title"  # source and references with the first letter of each word capital
     lower = "lower"  # source and references without capitals
-    # source and references without their final punctuation, if all end with the same mark
+    # source and references without their final punctuation; unchanged if their final marks differ
     punct = "punct"
     typos = "typos"  # four typos in each source
     noise = "noise"  # a random word, emoji, symbol or address after source and references
@@ -66,7 +67,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     baseline: str | None = option(None, "translations of another system to compare with")
     model_dir: list[str] | None = option(
         None,
-        "model, or ensemble [a,b], that translates src; a folder or pattern of runs gives a table",
+        "model, or ensemble [a,b], that translates src; for a folder or pattern of runs, a table",
     )
     src: str | None = option(None, "source text for model_dir, glossary or metric_command")
     data_dir: str | None = option(
@@ -117,14 +118,15 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         super().check()
         has_hypotheses = bool(self.hypotheses)
         has_model = self.model_dir is not None
-        if has_hypotheses == has_model:  # both are set, or neither
+        has_one_input = has_hypotheses != has_model
+        if not has_one_input:
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
         self.require(bool(self.metrics), "metrics", "name at least one")
         if self.metric_command is not None:
             is_program = find_program(self.metric_command) is not None
             self.require(is_program, "metric_command", "starts a program that is not installed")
         translates_data_folder = has_model and self.src is None
-        if translates_data_folder:  # the folder has its own references and languages
+        if translates_data_folder:  # the set in the folder has its own references and languages
             for key in ("baseline", "references", "src_lang"):
                 self.require(not getattr(self, key), key, "needs src=FILE")
         else:
@@ -132,10 +134,11 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         if not has_model:
             self._check_without_model()
         else:
-            changes_lines = self.by_length or bool(self.perturb)
-            problem = "does not work with perturb or by_length"
-            self.require(self.baseline is None or not changes_lines, "baseline", problem)
-            self.require(not (self.tune and changes_lines), "tune", problem)
+            scores_several_sets = self.by_length or bool(self.perturb)
+            if scores_several_sets:
+                problem = "does not work with perturb or by_length"
+                self.require(self.baseline is None, "baseline", problem)
+                self.require(not self.tune, "tune", problem)
         self.require(self.lemmas is None or bool(self.glossary), "lemmas", "needs glossary=FILE")
         if self.tune:
             is_noisy_channel = self.rerank is RerankScore.noisy_channel
@@ -158,10 +161,10 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         """Raise a `ConfigError` for settings that have no effect on files of hypotheses."""
         search_keys = {setting.name for setting in fields(SearchOverrides)}
         search_keys |= {setting.name for setting in fields(RerankConfig)}
-        # without a model, significance tests use `seed`, and counts of terms use `glossary`
-        search_keys -= {"seed", "glossary"}
+        # not only for search: significance tests use `seed`, and counts of terms use `glossary`
+        unused_search_keys = search_keys - {"seed", "glossary"}
         self.require(not self.perturb, "perturb", "does nothing without model_dir")
-        unused_keys = (*_ONLY_WITH_MODEL, *sorted(search_keys))
+        unused_keys = (*_ONLY_WITH_MODEL, *sorted(unused_search_keys))
         self._require_defaults(unused_keys, without="model_dir")
         if self.glossary:
             self.require(self.src is not None, "glossary", "needs src=FILE to find terms")
@@ -173,9 +176,10 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     def _require_defaults(self, keys: tuple[str, ...], *, without: str) -> None:
         """Raise a `ConfigError` unless the settings `keys` have their default values.
 
-        They have no effect without the setting `without`, which is not set.
+        Call this if the setting `without` is not set and `keys` have no effect without it.
         """
         for key in keys:
             # the class of a dataclass has the defaults as attributes, except for lists
-            is_default = getattr(self, key) == getattr(type(self), key)
-            self.require(is_default, key, f"does nothing without {without}")
+            default = getattr(type(self), key)
+            value = getattr(self, key)
+            self.require(value == default, key, f"does nothing without {without}")

@@ -95,7 +95,7 @@ class _CorpusSettings:
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
     """Return the settings of all corpora of a split, sorted by name.
 
-    Leaves out corpora without text, whose `source_keys` are empty. Named training corpora are
+    Leaves out corpora without text, whose `text_keys` are empty. Named training corpora are
     always listed, so that `_check_files` can raise an error for one without text.
     """
     corpora = []
@@ -109,11 +109,11 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
             add(f"data.corpora.{name}", name, corpus_config)
         return corpora
     unnamed = getattr(config, split)
-    if unnamed.source_keys:
+    if unnamed.text_keys:
         add(f"data.{split}", "", unnamed)
     for name, corpus_config in corpus_configs:
         held_out = getattr(corpus_config, split)
-        if held_out.source_keys:
+        if held_out.text_keys:
             add(f"data.corpora.{name}.{split}", name, held_out)
     return corpora
 
@@ -124,7 +124,7 @@ def has_split(config: DataConfig, split: str) -> bool:
         return True
     if split == "train" and config.corpora:
         return True  # `_check_files` names each corpus without text
-    return any(corpus.split.source_keys for corpus in _list_corpora(config, split))
+    return any(corpus.split.text_keys for corpus in _list_corpora(config, split))
 
 
 def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[DataSource]:
@@ -242,7 +242,7 @@ def _check_files(config: DataConfig) -> None:
     for split in DATASET_SPLITS:
         for corpus in _list_corpora(config, split):
             key = corpus.key
-            if not corpus.split.source_keys:
+            if not corpus.split.text_keys:
                 raise ConfigError(f"{key} names no text; give {key}.src=FILE and {key}.tgt=FILE")
             for names in corpus.file_names():
                 files += names
