@@ -38,6 +38,7 @@ from nmt.runtime.torch_files import load_torch_file
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 TRAINER_FILE = "trainer.pt"
+_MAX_COUNT = (1 << 32) - 1
 _COUNTERS = (  # fields of `TrainerState` that count something
     "num_updates",
     "epoch",
@@ -73,19 +74,19 @@ class TrainerState:
     def __post_init__(self) -> None:
         for key in _COUNTERS:
             count = getattr(self, key)
-            require_valid(0 <= count < 1 << 32, key, count, "must be from 0 to 4,294,967,295")
+            require_valid(0 <= count <= _MAX_COUNT, key, count, f"must be from 0 to {_MAX_COUNT:,}")
         require_valid(self.flops >= 0, "flops", self.flops, "must not be negative")
-        is_consistent = len(self.best) > 0 or self.bad_validations == 0
-        require_valid(
-            is_consistent,
-            "bad_validations",
-            self.bad_validations,
-            "must be 0 without a best checkpoint",
-        )
+        if not self.best:
+            require_valid(
+                self.bad_validations == 0,
+                "bad_validations",
+                self.bad_validations,
+                "must be 0 without a best checkpoint",
+            )
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """How far the run has come. The last checkpoint is up to date if it has this position."""
+        """How far the run has come: equal for two states at the same point of a run."""
         return self.num_updates, self.epoch, self.epoch_position
 
 
@@ -156,9 +157,9 @@ class Saver:
     """
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
-        """Continue a run at `update`, the update of its newest checkpoint that could be read.
+        """Continue a run from the checkpoint of `update`, the newest one that could be read.
 
-        Newer checkpoints are damaged. They are removed, or overwritten, by the next `save`.
+        Any newer checkpoints are damaged. The next `save` removes or overwrites them.
         """
         self.run_dir = run_dir
         self.keep_last = keep_last
@@ -169,9 +170,11 @@ class Saver:
                 self.damaged_updates.add(checkpoint_update)
         self.failure: str | None = None  # why the newest checkpoint could not be written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
-        self._pending: Future[None] = self._thread.submit(lambda: None)  # nothing to wait for
+        # the newest task of the thread, for which `save` waits; at first a task that does nothing
+        self._pending: Future[None] = self._thread.submit(lambda: None)
         folder = checkpoint_dir(run_dir, update)
-        if folder.is_dir():  # not yet linked if the run was killed right after writing it
+        if folder.is_dir():
+            # a run that was killed right after writing the folder has not linked it yet
             replace_link(run_dir / "checkpoints/latest", folder.name)
 
     def save(
@@ -222,7 +225,8 @@ class Saver:
         self._thread.shutdown()
         if self.failure is not None:
             raise NmtError(
-                f"{self.failure}; free disk space or correct the permissions, and start it again"
+                f"{self.failure}; free disk space or correct the permissions, and start the run "
+                "again"
             )
 
     def _run_task(self, task: Callable[[], None], update: int | None) -> None:
