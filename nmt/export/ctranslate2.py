@@ -4,8 +4,8 @@ The weights are assigned to a `TransformerSpec` of CTranslate2, a tree of layers
 the weights and writes `model.bin`.
 """
 
-# D d_model, F d_ff, V vocab, P max_positions, H heads, K max_distance. A stack is the encoder or
-# the decoder of the spec.
+# D d_model, E size of the keys of all heads (D unless heads share keys), F d_ff, V vocab,
+# P max_positions, H heads, K max_distance. A stack is the encoder or the decoder of the spec.
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def _set_positions(
 ) -> None:
     """Assign the positional encoding of the encoder or decoder.
 
-    The encoding is one table that is added to embeddings, or a table in the self-attention of each
-    layer. Rotary positions have no table.
+    An encoding that is added to embeddings has one table for the stack. Others have a table in the
+    self-attention of each layer. Rotary positions have no table.
     """
     if model_config.positions.is_added_to_embeddings:
         table = make_position_table(model_config, stack_name, weights, max_positions).float()
@@ -157,30 +157,34 @@ def _set_positions(
 def _set_alibi(
     stack: Any, model_config: ModelConfig, max_positions: int, *, is_bidirectional: bool
 ) -> None:
-    """Assign the biases of ALiBi as relative attention biases of T5.
+    """Assign the biases of ALiBi in the form of T5's relative attention biases.
 
-    CTranslate2 has ALiBi in decoders only. T5 has a table with a bias for each head and each bucket
-    of distances. Each bucket in the first half of the table holds a single distance, so with
-    `2 * max_positions` buckets, no two distances share a bucket.
+    CTranslate2 has ALiBi in decoders only, but T5's biases in both stacks. They are a table with a
+    bias for each bucket of distances and each head. In the first half of the buckets of a
+    direction, a bucket has only one distance. So with `2 * max_positions` buckets, each distance
+    below `max_positions` has a bucket of its own.
     """
     num_buckets = 2 * max_positions
     distances = torch.arange(num_buckets)[None]  # (1, 2P)
     example_q = torch.zeros(())  # gives the dtype of the bias
     bias = Alibi(model_config).bias(example_q, distances)  # (H, 1, 2P)
     table = bias[:, 0].T  # (2P, H)
-    if is_bidirectional:  # half of the table is for earlier tokens, half for later tokens
+    if is_bidirectional:
+        # first the buckets of earlier tokens, then those of later tokens, with the same biases
         table = torch.cat([table, table])  # (4P, H)
+    bias_array = table.contiguous().numpy()
     for layer in stack.layer:
         attention = layer.self_attention
-        attention.relative_attention_bias = table.contiguous().numpy()
+        attention.relative_attention_bias = bias_array
+        # CTranslate2 needs the type int32
         attention.relative_attention_max_distance = np.int32(num_buckets)
 
 
 def _set_layer(layer: Any, arrays: Arrays, layer_name: str) -> None:
-    """Assign the weights of one layer of the encoder, or of the decoder with cross-attention."""
+    """Assign the weights of one layer. A layer of the decoder also has cross-attention."""
     attention = layer.self_attention
     attention_name = f"{layer_name}.self_attention"
-    _set_linear(attention.linear[0], arrays, f"{attention_name}.in_projection")  # (3D, D)
+    _set_linear(attention.linear[0], arrays, f"{attention_name}.in_projection")  # (D + 2E, D)
     _set_linear(attention.linear[1], arrays, f"{attention_name}.out_projection")  # (D, D)
     _set_norm(attention.layer_norm, arrays, f"{attention_name}_norm")
     if hasattr(attention, "q_norm"):
@@ -188,8 +192,10 @@ def _set_layer(layer: Any, arrays: Arrays, layer_name: str) -> None:
         _set_norm(attention.k_norm, arrays, f"{attention_name}.key_norm")
     if hasattr(layer, "attention"):
         _set_cross_attention(layer.attention, arrays, f"{layer_name}.cross_attention")
+    # `linear_0` has the activation: it is the inner layer, or in a gated layer the gate, and
+    # `linear_0_noact` is the inner layer
     inner = layer.ffn.linear_0
-    if hasattr(layer.ffn, "linear_0_noact"):  # in a gated layer, linear_0 is the gate
+    if hasattr(layer.ffn, "linear_0_noact"):
         _set_linear(layer.ffn.linear_0, arrays, f"{layer_name}.feed_forward.gate")  # (F, D)
         inner = layer.ffn.linear_0_noact
     _set_linear(inner, arrays, f"{layer_name}.feed_forward.inner")  # (F, D)
@@ -202,12 +208,12 @@ def _set_cross_attention(attention: Any, arrays: Arrays, name: str) -> None:
     if hasattr(attention, "q_norm"):  # only self-attention of nmt has QK norm
         del attention.q_norm, attention.k_norm
     queries, keys_values, output = attention.linear
-    weight = arrays[f"{name}.in_projection.weight"]  # (3D, D)
-    bias = arrays[f"{name}.in_projection.bias"]  # (3D,)
+    weight = arrays[f"{name}.in_projection.weight"]  # (D + 2E, D)
+    bias = arrays[f"{name}.in_projection.bias"]  # (D + 2E,)
     d_model = weight.shape[1]
-    queries.weight = weight[:d_model]
+    queries.weight = weight[:d_model]  # (D, D)
     queries.bias = bias[:d_model]
-    keys_values.weight = weight[d_model:]  # (2D, D)
+    keys_values.weight = weight[d_model:]  # (2E, D)
     keys_values.bias = bias[d_model:]
     _set_linear(output, arrays, f"{name}.out_projection")
     _set_norm(attention.layer_norm, arrays, f"{name}_norm")

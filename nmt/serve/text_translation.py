@@ -198,8 +198,8 @@ class TextTranslator:
         """
         needs_alignment = any(text.needs_alignment for text in source_texts)
         separator = ""  # between sentences that are translated together; empty without context
-        # The translation of a sentence is cut out of the translation with its context. That is
-        # impossible for scores, alternatives, a prefix or an alignment, which are of the whole.
+        # The translation of a sentence is cut out of the translation of the sentence with its
+        # context. Scores, alternatives, a prefix and an alignment cannot be cut.
         can_divide = (
             not options.with_scores
             and options.n_best == 1

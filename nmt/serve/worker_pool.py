@@ -145,13 +145,15 @@ class WorkerPool:
             process = subprocess.Popen(command, pass_fds=[fd])
         # waits for the end of the process, which would otherwise leave a zombie
         threading.Thread(target=process.wait, daemon=True).start()
-        # `Connection` closes its file descriptor at its end; `control` stays open
+        # a duplicate of the file descriptor, since closing `connection` closes it
         connection = Connection(os.dup(control.fileno()))
         try:
             connection.send(LoadModels(self._config, self._num_threads))
             error: Exception | None = connection.recv()  # None if the models are loaded
         except (EOFError, OSError):
-            error = ModelError("the process that loads the models has died; is there memory?")
+            error = ModelError(
+                "the process that loads the models has died; does it have enough memory?"
+            )
         finally:
             connection.close()
         if error is not None:

@@ -1,5 +1,7 @@
-"""Figures of training targets: one-hot vectors of words, and the probabilities of each position of
-a translation beside the distribution that training asks for.
+"""Figures of training targets.
+
+One figure has the one-hot vectors of words. The other one compares, at each position of a
+translation, the probabilities that a model gives to tokens with the targets of training.
 
 The figures follow the last pictures of the Illustrated Transformer (Alammar, 2018).
 """
@@ -54,16 +56,18 @@ def draw_vocabulary(config: VisualizeConfig, style: Style) -> Figure:
 def encode_words(tokenizer: Tokenizer, words: list[str]) -> list[int]:
     """Return the ids of the pieces of words, each once, in the order of their first occurrence."""
     ids: dict[int, None] = {}
+    prefix_length = len(tokenizer.prefix_ids)  # such as a language tag
     for word in words:
-        ids.update(dict.fromkeys(tokenizer.encode(word)[len(tokenizer.prefix_ids) :]))
+        word_ids = tokenizer.encode(word)[prefix_length:]
+        ids.update(dict.fromkeys(word_ids))
     return list(ids)
 
 
 def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the probabilities of each position of a translation in three tables.
+    """Draw three tables of the probabilities of tokens at each position of a translation.
 
-    These are the distribution that training asks for, an untrained model and the trained model. If
-    `tgt` is not set, the model translates `src`.
+    The tables have the targets of training, the output of an untrained model, and the output of the
+    trained model. If `tgt` is not set, the trained model translates `src`.
     """
     translator, model = load_single_model(config, "probabilities")
     line = read_sentences(config.src, "src")[0]
@@ -71,12 +75,13 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
         [translation] = translator.translate([line], beam_size=config.beam_size)
     else:
         translation = read_sentences(config.tgt, "tgt")[0]
-    tokenizers = translator.tokenizer
-    tags = translator.common_tags
+    tokenizers = translator.tokenizer  # of source and target
+    tags = translator.common_tags  # no tags if the directions of the model differ in them
     [src_ids] = encode_sources(tokenizers.src, [line], tags)
     src_ids = add_source_eos(src_ids, model, tokenizers)
     [tgt_ids] = tokenizers.tgt.encode_batch(tag_lines([translation], tags.tgt))
-    if len(tgt_ids) >= _MAX_TOKENS:
+    num_tokens = len(tgt_ids) + 1  # with EOS
+    if num_tokens > _MAX_TOKENS:
         raise ConfigError(
             f"the translation has {len(tgt_ids)} tokens, {_MAX_TOKENS - 1} can be drawn; "
             "give a shorter sentence"
@@ -113,7 +118,7 @@ def _make_untrained_model(model: Transformer, vocab_size: int) -> Transformer:
 
 @torch.inference_mode()
 def next_token_probabilities(model: Transformer, src_ids: list[int], tgt_in: list[int]) -> Tensor:
-    """Return the probability of each word after each token of `tgt_in`, (T, V) in float32."""
+    """Return the probability of each token after each token of `tgt_in`, (T, V) in float32."""
     device = model.embedding.weight.device
     hidden = model(
         torch.tensor([src_ids], device=device),
@@ -126,13 +131,15 @@ def next_token_probabilities(model: Transformer, src_ids: list[int], tgt_in: lis
 
 
 def smoothed_targets(tgt_out: list[int], vocab_size: int, smoothing: float) -> Tensor:
-    """Return the distributions (T, V) that training asks for.
+    """Return the target distributions (T, V) of training.
 
-    The wanted word gets 1 - smoothing, and every word gets smoothing / V (Szegedy et al., 2016,
-    section 7).
+    The reference token gets 1 - smoothing, and in addition, every token gets smoothing / V (Szegedy
+    et al., 2016, section 7).
     """
-    targets = torch.full((len(tgt_out), vocab_size), smoothing / vocab_size)
-    targets[torch.arange(len(tgt_out)), torch.tensor(tgt_out)] += 1 - smoothing
+    num_tokens = len(tgt_out)
+    targets = torch.full((num_tokens, vocab_size), smoothing / vocab_size)
+    positions = torch.arange(num_tokens)  # (T,)
+    targets[positions, torch.tensor(tgt_out)] += 1 - smoothing
     return targets
 
 

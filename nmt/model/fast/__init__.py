@@ -43,7 +43,7 @@ class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
     # class attributes, since `accelerate` does not call `__init__`
-    # copies of the output matrix, see `prepare_for_inference`
+    # copies of the output matrix in oneDNN's layout, set by `prepare_for_inference`
     reordered_weights: ReorderedWeights | None = None
     step_decoder: StepDecoder | None = None  # the first `start` builds it for frozen weights
     single_transformer: SingleTransformer | None = None  # the first `start_single` builds it
@@ -67,12 +67,14 @@ class FastTransformer(Transformer):
     ) -> Tensor:
         """Return hidden states (M, D) that predict the token after each target token.
 
-        With packings in place of masks, `src` is (N,) and `tgt` is (M,), and attention stays within
-        each sentence pair. With boolean masks see `Transformer.forward`.
+        If the masks are packings, `src` (N,) and `tgt` (M,) have the tokens of all sentences one
+        after the other, and each sentence attends only to itself and its source. If they are
+        boolean masks, see `Transformer.forward`.
         """
         if not isinstance(src_mask, Packing) or not isinstance(tgt_mask, Packing):
             return super().forward(src, src_mask, tgt, tgt_mask, attention_out)  # type: ignore[arg-type]
-        memory = self.encode(src, PackedContext.of(src_mask, src_mask), attention_out)  # (N, D)
+        src_context = PackedContext.of(src_mask, src_mask)
+        memory = self.encode(src, src_context, attention_out)  # (N, D)
         tgt_context = PackedContext.of(tgt_mask, tgt_mask, is_causal=True)
         cross_context = PackedContext.of(tgt_mask, src_mask)
         return self.decode(tgt, tgt_context, memory, cross_context, attention_out)
@@ -107,9 +109,10 @@ class FastTransformer(Transformer):
         num_chunks = 1
         if src.device.type == "cpu":
             num_chunks += int(lengths.sum()) // _CPU_ENCODER_TOKENS
-        chunks = zip(src.chunk(num_chunks), lengths.chunk(num_chunks), strict=True)
+        src_chunks = src.chunk(num_chunks)
+        length_chunks = lengths.chunk(num_chunks)
         memories = []
-        for chunk_src, chunk_lengths in chunks:
+        for chunk_src, chunk_lengths in zip(src_chunks, length_chunks, strict=True):
             packing = pack(chunk_lengths.tolist()).to(src.device)
             chunk_src = chunk_src[:, : packing.longest]  # drop columns with only padding
             packed_src = packing.unpad(chunk_src)
@@ -143,7 +146,7 @@ class FastTransformer(Transformer):
         return linear(hidden, weight, bias)
 
     def _get_step_decoder(self) -> StepDecoder:
-        """Return a new decoder, or for frozen weights one that all decoding states share."""
+        """Return the decoder of a new state. All states share it if the weights are frozen."""
         if not self._is_frozen():
             return StepDecoder(self.decoder_layers, is_frozen=False)
         if self.step_decoder is None:
@@ -182,7 +185,9 @@ def accelerate(model: Transformer) -> FastTransformer:
     Parameters, buffers, hooks and the names in the state dict stay the same.
     """
     for module in model.modules():
-        module.__class__ = FAST_CLASSES.get(type(module), type(module))
+        fast_class = FAST_CLASSES.get(type(module))
+        if fast_class is not None:
+            module.__class__ = fast_class
         if isinstance(module, FastSsru):
             register_operators()
     return cast(FastTransformer, model)
@@ -195,8 +200,8 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype = torch.float32) 
     use. With `dtype=bfloat16`, on CPUs with bfloat16 instructions, linear layers compute in
     bfloat16. Logits stay float32, since in bfloat16 many of them would be equal.
 
-    Returns the dtype for autocast: float32 if linear layers convert their input to bfloat16
-    themselves, otherwise `dtype`.
+    Returns the dtype for autocast: `dtype`, or float32 if the linear layers convert their inputs to
+    bfloat16 themselves.
     """
     device = next(model.parameters()).device
     layers_use_bfloat16 = (
@@ -211,4 +216,6 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype = torch.float32) 
             module.reordered_weights = ReorderedWeights(
                 torch.bfloat16 if layers_use_bfloat16 else torch.float32
             )
-    return torch.float32 if layers_use_bfloat16 else dtype
+    if layers_use_bfloat16:
+        return torch.float32
+    return dtype
