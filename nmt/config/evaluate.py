@@ -125,21 +125,13 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         if self.metric_command is not None:
             is_program = find_program(self.metric_command) is not None
             self.require(is_program, "metric_command", "starts a program that is not installed")
-        translates_data_folder = has_model and self.src is None
-        if translates_data_folder:  # the set in the folder has its own references and languages
-            for key in ("baseline", "references", "src_lang"):
-                self.require(not getattr(self, key), key, "needs src=FILE")
+        if has_model:
+            self._check_with_model()
         else:
             self.require(bool(self.references), "references", "name at least one")
-        if not has_model:
             self._check_without_model()
-        else:
-            scores_several_sets = self.by_length or bool(self.perturb)
-            if scores_several_sets:
-                problem = "does not work with perturb or by_length"
-                self.require(self.baseline is None, "baseline", problem)
-                self.require(not self.tune, "tune", problem)
-        self.require(self.lemmas is None or bool(self.glossary), "lemmas", "needs glossary=FILE")
+        if self.lemmas is not None:
+            self.require(bool(self.glossary), "lemmas", "needs glossary=FILE")
         if self.tune:
             is_noisy_channel = self.rerank is RerankScore.noisy_channel
             self.require(is_noisy_channel, "tune", "needs rerank=noisy_channel")
@@ -151,11 +143,29 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
             is_default = self.split is HeldOutSplit.test
             self.require(is_default, "split", "is a set of data_dir; leave out src")
         inputs = [*self.hypotheses, self.baseline, self.src, *self.references]
-        if inputs.count("-") > 1:
+        num_stdin = inputs.count("-")
+        if num_stdin > 1:
             raise ConfigError(
                 "only one of hypotheses, baseline, src and references can be - (stdin); give files "
                 "to the others"
             )
+
+    def _check_with_model(self) -> None:
+        """Raise a `ConfigError` for settings that do not fit the translation by a model.
+
+        `nmt.cli.evaluate` checks that `src` or `data_dir` is set, since a folder of runs in
+        `model_dir` does not need it.
+        """
+        if self.src is None:  # translates a set of `data_dir` with its own references and languages
+            for key in ("baseline", "references", "src_lang"):
+                self.require(not getattr(self, key), key, "needs src=FILE")
+        else:
+            self.require(bool(self.references), "references", "name at least one")
+        scores_several_sets = self.by_length or bool(self.perturb)
+        if scores_several_sets:
+            problem = "does not work with perturb or by_length"
+            self.require(self.baseline is None, "baseline", problem)
+            self.require(not self.tune, "tune", problem)
 
     def _check_without_model(self) -> None:
         """Raise a `ConfigError` for settings that have no effect on files of hypotheses."""
