@@ -239,6 +239,32 @@ def prefer_all_terms(candidates: list[Candidate]) -> list[Candidate]:
     return with_terms or candidates
 
 
+def replace_candidates(candidates: Candidates, replacements: dict[int, list[Candidate]]) -> None:
+    """Replace the candidates of some sentences, in place.
+
+    Args:
+        candidates: tensors (B, 2K).
+        replacements: for each index in dimension B, at most 2K new candidates of this sentence.
+    """
+    batch_indices: list[int] = []  # in dimension B, for each new candidate
+    columns: list[int] = []  # in dimension 2K, for each new candidate
+    new_candidates: list[Candidate] = []
+    for batch_index, sentence_candidates in replacements.items():
+        num_candidates = len(sentence_candidates)
+        batch_indices += [batch_index] * num_candidates
+        columns += range(num_candidates)
+        new_candidates += sentence_candidates
+    sums = [candidate.total_log_prob for candidate in new_candidates]
+    rows = [candidate.hypothesis.row for candidate in new_candidates]
+    tokens = [candidate.token for candidate in new_candidates]
+    log_probs = [candidate.log_prob for candidate in new_candidates]
+    candidates.sums[list(replacements)] = NEG_INF  # drops all old candidates of these sentences
+    candidates.sums[batch_indices, columns] = torch.tensor(sums)
+    candidates.rows[batch_indices, columns] = torch.tensor(rows)
+    candidates.tokens[batch_indices, columns] = torch.tensor(tokens)
+    candidates.log_probs[batch_indices, columns] = torch.tensor(log_probs)
+
+
 class TermSearch(BeamSearch):
     """A beam search with required terms.
 
@@ -280,10 +306,6 @@ class TermSearch(BeamSearch):
         if not hypotheses:
             return candidates, is_finished, is_live
         rankings = self._rank_candidates(log_probs, hypotheses)
-        allocated: list[Candidate] = []
-        # where the allocated candidates go in the tensors (B, 2K) of `candidates`
-        batch_indices: list[int] = []  # in dimension B
-        columns: list[int] = []  # in dimension 2K
         # (B,), the sentence to which the rows of candidates belong
         sentence_numbers = self._state.beam.sentences[candidates.rows[:, 0]]
         sentences = sentence_numbers.tolist()
@@ -291,27 +313,17 @@ class TermSearch(BeamSearch):
         lengths = self._state.num_tokens(sentence_numbers, self._state.beam.length + 1)
         max_lengths = self._state.limits[sentence_numbers]  # (B,)
         is_at_limit = (lengths == max_lengths).tolist()
+        replacements: dict[int, list[Candidate]] = {}  # keyed by the index in dimension B
         for batch_index, sentence in enumerate(sentences):
             if sentence in rankings:
                 sentence_candidates = self._allocate(rankings[sentence])
                 if is_at_limit[batch_index]:
                     sentence_candidates = prefer_all_terms(sentence_candidates)
-                batch_indices += [batch_index] * len(sentence_candidates)
-                columns += range(len(sentence_candidates))
-                allocated += sentence_candidates
+                if sentence_candidates:
+                    replacements[batch_index] = sentence_candidates
+        replace_candidates(candidates, replacements)
         is_replaced = torch.zeros(len(sentences), 1, dtype=torch.bool)  # (B, 1)
-        is_replaced[batch_indices] = True
-        # changes the tensors of `candidates` in place: first drops the old candidates of these
-        # sentences, then writes the allocated ones
-        candidates.sums.masked_fill_(is_replaced, NEG_INF)
-        sums = [candidate.total_log_prob for candidate in allocated]
-        rows = [candidate.hypothesis.row for candidate in allocated]
-        tokens = [candidate.token for candidate in allocated]
-        token_log_probs = [candidate.log_prob for candidate in allocated]
-        candidates.sums[batch_indices, columns] = torch.tensor(sums)
-        candidates.rows[batch_indices, columns] = torch.tensor(rows)
-        candidates.tokens[batch_indices, columns] = torch.tensor(tokens)
-        candidates.log_probs[batch_indices, columns] = torch.tensor(token_log_probs)
+        is_replaced[list(replacements)] = True
         is_possible = candidates.sums > NEG_INF  # (B, 2K)
         is_eos = candidates.tokens == eos_id  # (B, 2K)
         is_finished = torch.where(is_replaced, is_possible & is_eos, is_finished)
@@ -319,10 +331,7 @@ class TermSearch(BeamSearch):
         return candidates, is_finished, is_live
 
     def _find_hypotheses(self) -> list[TermHypothesis]:
-        """Return the live hypotheses of sentences with terms.
-
-        Leaves out sentences of which each hypothesis contains all terms.
-        """
+        """Return the live hypotheses of sentences in which a hypothesis still misses a term."""
         beam = self._state.beam
         tokens = beam.tokens.tolist()
         hypotheses = []
@@ -353,6 +362,7 @@ class TermSearch(BeamSearch):
         tokens = []
         for hypothesis, best in zip(hypotheses, best_tokens, strict=True):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
+            # so that the term can become complete, at least one token must end its last word
             best_end_word = any(self._ends_previous_word[token] for token in best)
             if hypothesis.progress.ending and not best_end_word:
                 row_log_probs = log_probs[hypothesis.row]  # (V,)
