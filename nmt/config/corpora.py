@@ -197,7 +197,11 @@ class CorpusConfig(SplitConfig):
 
 @dataclass(kw_only=True)
 class DataConfig(Settings):
-    """Text of the training, validation and test sets."""
+    """Text of the training, validation and test sets.
+
+    The training text is `train`, or several named `corpora`. `corpus` chooses a corpus that comes
+    with nmt instead, including its validation and test sets.
+    """
 
     key_prefix = "data."
     corpus: Corpus = option(

@@ -60,6 +60,7 @@ def build_spec(
     Raises `NmtError` if CTranslate2 is not installed.
     """
     model_config = info.model
+    # layers take NumPy arrays; `_set_positions` takes `weights`, since it computes with torch
     arrays: Arrays = {name: tensor.float().numpy() for name, tensor in weights.items()}
     spec = _new_spec(model_config)
     _set_stack(spec.encoder, "encoder", model_config, arrays)
@@ -170,7 +171,7 @@ def _set_alibi(
     bias = Alibi(model_config).bias(example_q, distances)  # (H, 1, 2P)
     table = bias[:, 0].T  # (2P, H)
     if is_bidirectional:
-        # first the buckets of earlier tokens, then those of later tokens, with the same biases
+        # buckets of earlier tokens, then buckets of later tokens, with the same biases
         table = torch.cat([table, table])  # (4P, H)
     bias_array = table.contiguous().numpy()
     for layer in stack.layer:

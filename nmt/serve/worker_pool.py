@@ -4,7 +4,8 @@ The server process serves HTTP and holds no weights. A loader process loads the 
 forks the workers, which share its memory. The loader has a single thread, so that forking is safe.
 When a worker dies, the loader forks another one. Each `WorkerPool` has its own loader and workers.
 
-The server and each worker exchange the messages of `nmt.serve.worker_process` through a socket.
+The server and each worker exchange the messages of `nmt.serve.worker_process` through a socket. A
+worker searches one round at a time: segments, which are lines or parts of long lines.
 """
 
 from __future__ import annotations

@@ -59,7 +59,10 @@ class BestCheckpoint:
 
 @dataclass
 class TrainerState:
-    """How far a run has come, and its best validations."""
+    """How far a run has come, and its best validations.
+
+    An update is one change of the weights. Checkpoints are identified by the number of updates.
+    """
 
     num_updates: int = 0  # number of changes of the weights
     epoch: int = 0  # number of the current epoch, from 0
@@ -163,7 +166,7 @@ class Saver:
         """
         self.run_dir = run_dir
         self.keep_last = keep_last
-        self.damaged_updates = set()
+        self.damaged_updates = set()  # of checkpoints that cannot be read
         for checkpoint in list_checkpoints(run_dir):
             checkpoint_update = parse_checkpoint_update(checkpoint)
             if checkpoint_update > update:

@@ -133,6 +133,7 @@ def adapt_vocabulary(
     _check_init_rows(init_rows, old_tokenizers, new_tokenizers)
     adapted = {}
     for name, random_tensor in random_weights.items():
+        # the tensors of the vocabulary are replaced below
         adapted[name] = weights.get(name, random_tensor)
     joint_embedding = weights[_JOINT_EMBEDDING]
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):

@@ -46,7 +46,8 @@ class FastTransformer(Transformer):
     # copies of the output matrix in oneDNN's layout, set by `prepare_for_inference`
     reordered_weights: ReorderedWeights | None = None
     step_decoder: StepDecoder | None = None  # the first `start` builds it for frozen weights
-    single_transformer: SingleTransformer | None = None  # the first `start_single` builds it
+    # decodes a single sentence; the first `start_single` builds it
+    single_transformer: SingleTransformer | None = None
 
     @property
     def drops_eos(self) -> bool:
@@ -93,7 +94,7 @@ class FastTransformer(Transformer):
         The state holds at most `MAX_ROWS` hypotheses. It supports neither `join` nor
         `attention_out`.
         """
-        if not self._is_frozen() or not can_decode_single(self):
+        if not self._may_copy_weights() or not can_decode_single(self):
             return self.start(src, src_lengths)
         if self.single_transformer is None:
             weight = self.output_matrix
@@ -147,13 +148,13 @@ class FastTransformer(Transformer):
 
     def _get_step_decoder(self) -> StepDecoder:
         """Return the decoder of a new state. All states share it if the weights are frozen."""
-        if not self._is_frozen():
+        if not self._may_copy_weights():
             return StepDecoder(self.decoder_layers, is_frozen=False)
         if self.step_decoder is None:
             self.step_decoder = StepDecoder(self.decoder_layers, is_frozen=True)
         return self.step_decoder
 
-    def _is_frozen(self) -> bool:
+    def _may_copy_weights(self) -> bool:
         """Return whether decoding may use copies of the weights.
 
         This requires that `prepare_for_inference` was called for a float32 model on a CPU, and that
