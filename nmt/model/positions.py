@@ -1,10 +1,12 @@
 """Positional encodings, one class for each, selected by `model.positions`.
 
-An encoding overrides the methods of one of three ways to tell the model the positions of tokens:
+There are three ways to tell the model the positions of tokens. An encoding overrides the methods of
+one of them:
 
 - `add` adds vectors to embeddings,
 - `rotate` rotates queries and keys,
-- `bias` and `value_bias` add to the logits and to the outputs of self-attention.
+- `bias` and `value_bias` return terms that are added to the logits and to the outputs of
+  self-attention.
 
 A new encoding needs a class and a line of `ENCODINGS` here, a member of `nmt.config.Positions`, and
 a row of the table in docs/layers.md.
@@ -173,12 +175,15 @@ class Rotary(PositionEncoding):
         factors = torch.view_as_complex(rotations)  # e^(i * angle), (..., d/2)
         for x in (q, k):
             pairs = x.view(*x.shape[:-1], x.size(-1) // 2, 2)  # (..., d/2, 2)
-            torch.view_as_complex(pairs).mul_(factors)
+            torch.view_as_complex(pairs).mul_(factors)  # changes `x`, of which this is a view
         return q, k
 
 
 def rotary_angles(index: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
-    """Return the angle of each pair of dimensions, (..., d/2), at the positions `index` (...)."""
+    """Return the angles by which pairs of dimensions rotate at the positions `index` (...).
+
+    Their shape is (..., d/2), where d is `head_size`.
+    """
     dtype = torch.promote_types(dtype, torch.float32)
     i = torch.arange(0, head_size, 2, device=index.device, dtype=dtype)  # (d/2,)
     return index.unsqueeze(-1) * ROTARY_BASE ** (-i / head_size)
@@ -293,20 +298,20 @@ def distance_matrix(num_queries: int, num_keys: int, device: torch.device) -> Te
 def to_file_names(
     module: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: Any
 ) -> None:
-    """Rename the weights of encodings in `state_dict` to their names in model files, in place.
+    """Give the weights of encodings in `state_dict` the names that they have in model files.
 
-    docs/formats.md lists the names in files. Used as a hook of `nn.Module.state_dict`.
+    docs/formats.md lists these names. Changes `state_dict`, as a hook of `nn.Module.state_dict`.
     """
     for name in list(state_dict):
         name_in_file = name.replace(".position_encoding.", ".relation.")
         if name.endswith("coder_positions.table"):  # encoder_positions or decoder_positions
             name_in_file = name.removesuffix(".table")
-        # inserting also the weights that keep their names preserves the order
+        # weights that keep their names are inserted again, too, which preserves the order
         state_dict[name_in_file] = state_dict.pop(name)
 
 
 def from_file_names(module: nn.Module, state_dict: dict[str, Tensor], *_: Any) -> None:
-    """Undo `to_file_names`, in place. Used as a hook of `nn.Module.load_state_dict`."""
+    """Undo `to_file_names` in `state_dict`, as a hook of `nn.Module.load_state_dict`."""
     for name_in_file in list(state_dict):
         name = name_in_file.replace(".relation.", ".position_encoding.")
         if name.endswith("coder_positions"):

@@ -74,7 +74,8 @@ class BeamGrid:
     def rows_to_grid(self, x: Tensor) -> Tensor:
         """Map rows (R or more, ...), on the device or the CPU, to the grid (B, W, ...)."""
         if not self.is_full:
-            x = x.index_select(0, self._cpu_rows if x.device.type == "cpu" else self._rows)
+            is_on_cpu = x.device.type == "cpu"
+            x = x.index_select(0, self._cpu_rows if is_on_cpu else self._rows)
         return x.view(self.shape + x.shape[1:])
 
     def grid_to_rows(self, x: Tensor) -> Tensor:
@@ -220,10 +221,13 @@ class TargetCache(Protocol):
         """Begin a step, which adds a token to each hypothesis."""
 
     def reorder(self, rows: Tensor, grid: BeamGrid) -> None:
-        """Replace the hypotheses by those at `rows` (R',), on the CPU; `grid` is the new grid."""
+        """Keep the hypotheses at `rows` (R',), in that order; `grid` is the grid of the new rows.
+
+        `rows` is a tensor on the CPU, in which a row may be repeated or missing.
+        """
 
     def needs_compaction(self, num_positions: int) -> bool:
-        """Return whether to drop unused columns; hypotheses have at most `num_positions` tokens."""
+        """Return whether to call `compact`. No hypothesis has more than `num_positions` tokens."""
 
     def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
         """Keep only the sentences `live` (B',) of `grid`.
@@ -288,25 +292,26 @@ class AttentionCache:
         return to_device(F.pad(distances, (0, num_spare)), self._device)
 
     def _index_columns(self, grid: BeamGrid) -> GatherIndex:
-        """Index the columns of each row's own tokens."""
-        rows, columns = self.attention_mask.nonzero().unbind(1)
+        """Return the index of the columns that hold the tokens of each row."""
+        # the row and the column of each token of all hypotheses, sorted by row, (tokens,) each
+        token_rows, token_columns = self.attention_mask.nonzero().unbind(1)
         lengths = self.attention_mask.sum(dim=1)  # (R,)
         longest = int(lengths.max())
-        have_one_length = len(columns) == len(lengths) * longest
+        have_one_length = len(token_columns) == len(lengths) * longest
         if have_one_length:
-            columns = columns.view(len(lengths), longest)
+            columns = token_columns.view(len(lengths), longest)  # (R, T)
         else:  # sentences that joined later have fewer tokens
-            starts = lengths.cumsum(0) - lengths  # (R,), where each row begins in `columns`
-            positions = torch.arange(len(columns)) - starts[rows]  # of the tokens of each row
-            padded = columns.new_zeros(len(lengths), longest)
-            columns = padded.index_put((rows, positions), columns)
-        # (R, T) now; add filler rows, and columns up to `MIN_WIDTH`
+            row_starts = lengths.cumsum(0) - lengths  # (R,), index of the first token of each row
+            positions = torch.arange(len(token_columns)) - row_starts[token_rows]  # in its row
+            zeros = token_columns.new_zeros(len(lengths), longest)
+            columns = zeros.index_put((token_rows, positions), token_columns)  # (R, T)
+        # add filler rows, and columns up to `MIN_WIDTH`
         num_filler = grid.num_padded_rows - len(lengths)
         columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_filler))  # (padded R, T)
         bias = None
         if not have_one_length or longest < MIN_WIDTH:  # the bias hides the padding
-            lengths = F.pad(lengths, (0, num_filler), value=1)
-            mask = torch.arange(columns.size(1)) < lengths[:, None]
+            padded_lengths = F.pad(lengths, (0, num_filler), value=1)  # (padded R,)
+            mask = torch.arange(columns.size(1)) < padded_lengths[:, None]
             bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (padded R, 1, T)
         return GatherIndex.from_columns(
             columns,
@@ -346,6 +351,7 @@ class AttentionCache:
     def add_sentences(self, count: int, grid: BeamGrid) -> None:
         """See `TargetCache.add_sentences`."""
         self.keys_values.add_sentences(count)
+        # the new rows attend to no column yet
         self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, count))
 
 
@@ -366,7 +372,7 @@ class RecurrentCache:
         """Do nothing: the layers replace their states by `update`."""
 
     def update(self, layer_index: int, gates: Tensor, candidates: Tensor) -> Tensor:
-        """Compute, store and return the next state (R, D) of a layer.
+        """Compute, store and return the next state (R, D) of a layer: f * state + (1 - f) * W x.
 
         `gates` (R, D) are the forget gates f, and `candidates` (R, D) are W x.
         """

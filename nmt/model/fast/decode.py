@@ -66,7 +66,8 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Te
         logits += index.bias
     weights = torch.softmax(logits, dim=-1).view(-1)  # (R*H*T,)
     # For each row and head, `embedding_bag` looks up T values and sums them by weight, which is
-    # several times as fast as `bmm` with all values. `F.embedding_bag` checks its arguments first.
+    # several times as fast as `bmm` with all values. `torch.embedding_bag` takes less time than
+    # `F.embedding_bag`, which checks its arguments first.
     table = v.flatten(0, 2)  # (B*H*capacity, d)
     heads, *_ = torch.embedding_bag(
         table, index.value_index, index.offsets, per_sample_weights=weights
@@ -383,7 +384,7 @@ class DecodingState:
         return TokenPositions(index=positions, num_positions=self.num_positions)
 
     def _source_index(self) -> GatherIndex:
-        """Index the keys and values of each row's source."""
+        """Return the index of the keys and values of each row's source."""
         width = self.source_bias.size(3)
         num_beams = self.grid.shape[1]
         sentences = self.grid.cpu_cells // num_beams  # (padded R,), since a cell is b * W + w
@@ -397,9 +398,9 @@ class DecodingState:
         )
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by those at `rows` (R',), sorted by sentence, on the CPU.
+        """Keep the hypotheses at `rows` (R',), in that order.
 
-        A row may be repeated or missing.
+        `rows` is a tensor on the CPU, sorted by sentence. A row may be repeated or missing.
         """
         num_sentences = self.grid.shape[0]
         sentences = self.sentences.index_select(0, rows)
@@ -407,8 +408,8 @@ class DecodingState:
             self.sentences = sentences
             self._rebuild_grid(num_sentences)
         self.target_cache.reorder(rows, self.grid)
-        num_live = int((self.grid.counts > 0).sum())  # number of sentences
-        has_few_live = num_live <= _MAX_LIVE_SHARE * num_sentences
+        num_live_sentences = int((self.grid.counts > 0).sum())
+        has_few_live = num_live_sentences <= _MAX_LIVE_SHARE * num_sentences
         if has_few_live or self.target_cache.needs_compaction(self.num_positions):
             self._compact()
 
@@ -424,9 +425,9 @@ class DecodingState:
             self.first_positions -= earliest
             self.num_positions -= earliest
         self.target_cache.compact(live, self.sentences, self.grid)
-        live = to_device(live, self.device)
-        self.source_keys_values = [x.index_select(1, live) for x in self.source_keys_values]
-        self.source_bias = self.source_bias.index_select(0, live)
+        index = to_device(live, self.device)
+        self.source_keys_values = [x.index_select(1, index) for x in self.source_keys_values]
+        self.source_bias = self.source_bias.index_select(0, index)
         self._rebuild_grid(len(live))
 
     def join(self, new: DecodingState) -> None:

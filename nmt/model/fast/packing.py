@@ -41,11 +41,11 @@ class Packing:
 
     offsets: Tensor  # (B + 1,) the first token of each sentence, and N; int32 for flash attention
     positions: Tensor  # (N,) the position of each token in its sentence, from 0
-    cells: Tensor  # (N,) the index of each token among the B * T cells of the padded tensor
-    tokens: Tensor  # (B, T) the index of the token in each cell; arbitrary for padding
+    cell_index: Tensor  # (N,) the index of each token among the B * T cells of the padded tensor
+    token_index: Tensor  # (B, T) the index of the packed token of each cell; any for padding
     mask: Tensor  # (B, 1, 1, T), True = may be attended to
     longest: int  # T
-    has_one_length: bool  # all sentences have T tokens
+    has_one_length: bool  # whether all sentences have T tokens
     flash_attention: Any = None  # torch's function, or None; see `find_flash_attention`
 
     @property
@@ -63,15 +63,17 @@ class Packing:
 
     def pad(self, x: Tensor) -> Tensor:
         """Map packed tokens (N, ...) to padded ones (B, T, ...), with arbitrary padding."""
-        padded = x if self.is_full else x.index_select(0, self.tokens.flatten())  # (B * T, ...)
-        # The shape of `tokens` is (B, T). `view(B, -1, ...)` would compute T as a quotient of
+        padded = x  # (B * T, ...)
+        if not self.is_full:
+            padded = x.index_select(0, self.token_index.flatten())
+        # The shape of `token_index` is (B, T). `view(B, -1, ...)` would compute T as a quotient of
         # symbolic sizes in `torch.compile`, which fails on GPUs.
-        return padded.reshape(*self.tokens.shape, *x.shape[1:])
+        return padded.reshape(*self.token_index.shape, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
         """Map padded tokens (B, T, ...) to packed ones (N, ...)."""
         x = x.flatten(0, 1)  # (B * T, ...)
-        return x if self.is_full else x.index_select(0, self.cells)
+        return x if self.is_full else x.index_select(0, self.cell_index)
 
     def to(self, device: torch.device) -> Packing:
         """Copy the tensors to `device`, without waiting for it."""
@@ -88,8 +90,8 @@ class Packing:
             self,
             offsets=function(self.offsets),
             positions=function(self.positions),
-            cells=function(self.cells),
-            tokens=function(self.tokens),
+            cell_index=function(self.cell_index),
+            token_index=function(self.token_index),
             mask=function(self.mask),
         )
 
@@ -127,7 +129,7 @@ class PackedContext:
 
 
 def pack(lengths: Sequence[int]) -> Packing:
-    """Return the packing of sentences with `lengths` tokens.
+    """Return the packing of sentences; `lengths` has the number of tokens of each.
 
     Attention to an empty sentence gives arbitrary, but finite numbers.
     """
@@ -135,16 +137,20 @@ def pack(lengths: Sequence[int]) -> Packing:
     offsets = np.concatenate([[0], sizes.cumsum()])  # (B + 1,)
     num_tokens = int(offsets[-1])
     longest = int(sizes.max())
-    positions = np.arange(num_tokens) - np.repeat(offsets[:-1], sizes)  # (N,)
-    cells = np.repeat(np.arange(len(sizes)) * longest, sizes) + positions  # (N,)
-    tokens = np.minimum(offsets[:-1, None] + np.arange(longest), num_tokens - 1)  # (B, T)
+    first_tokens = offsets[:-1]  # (B,), the index of the first token of each sentence
+    positions = np.arange(num_tokens) - np.repeat(first_tokens, sizes)  # (N,)
+    first_cells = np.arange(len(sizes)) * longest  # (B,), the first cell of each sentence
+    cell_index = np.repeat(first_cells, sizes) + positions  # (N,)
+    # the padding of a sentence refers to the tokens of later sentences, or to the last token
+    token_index = first_tokens[:, None] + np.arange(longest)  # (B, T)
+    token_index = np.minimum(token_index, num_tokens - 1)
     # the first token of an empty sentence is not masked, see `padding_mask`
     mask = np.arange(longest) < np.maximum(sizes, 1)[:, None]  # (B, T)
     return Packing(
         offsets=torch.from_numpy(offsets.astype(np.int32)),
         positions=torch.from_numpy(positions),
-        cells=torch.from_numpy(cells),
-        tokens=torch.from_numpy(tokens),
+        cell_index=torch.from_numpy(cell_index),
+        token_index=torch.from_numpy(token_index),
         mask=torch.from_numpy(mask)[:, None, None, :],
         longest=longest,
         has_one_length=bool((sizes == longest).all()),
@@ -168,7 +174,7 @@ def attend_packed(
     """
     queries = context.queries
     keys = context.keys
-    if dropout == 0:  # these two kernels have no dropout
+    if dropout == 0:  # flash and short attention have no dropout
         if queries.flash_attention is not None and suits_flash_attention(q):
             return attend_flash(q, k, v, context)
         if suits_short_attention(q, keys):
@@ -183,7 +189,7 @@ def attend_packed(
     attn_mask: Tensor | None = keys.mask
     if context.is_causal or keys.is_full:  # a causal mask also hides padding from all real tokens
         attn_mask = None
-    # autocast would cast the float32 inputs back
+    # autocast would round the float32 inputs again
     with torch.autocast("cpu", enabled=False) if needs_float32 else nullcontext():
         heads = F.scaled_dot_product_attention(
             queries.pad(q).transpose(1, 2),  # (B, H, T, d)
@@ -256,17 +262,18 @@ class _ShortAttention(torch.autograd.Function):
         """
         shape = q.shape
         ctx.shape = shape
-        padding = bias.size(-1) - k.size(2)
+        scale = q.size(-1) ** -0.5
+        padding = bias.size(-1) - k.size(2)  # W - S
         q = q.flatten(0, 1)  # (B*H, T, d)
         k = F.pad(k, (0, 0, 0, padding)).flatten(0, 1)  # (B*H, W, d)
         v = F.pad(v, (0, 0, 0, padding)).flatten(0, 1)
         with torch.autocast("cpu", enabled=False):
             logits = torch.bmm(q, k.transpose(1, 2)).view(*shape[:3], -1)  # (B, H, T, W)
-            logits = logits.float().mul_(shape[-1] ** -0.5).add_(bias)
+            logits = logits.float().mul_(scale).add_(bias)
             weights = torch.softmax(logits, dim=-1).flatten(0, 1)  # (B*H, T, W)
             heads = torch.bmm(weights.to(v.dtype), v)
         ctx.save_for_backward(q, k, v, weights)
-        ctx.num_keys = k.size(1) - padding
+        ctx.num_keys = k.size(1) - padding  # S
         return heads.view(shape)
 
     @staticmethod
@@ -287,11 +294,11 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:
-    """Turn a boolean mask (..., C) into a bias of logits (..., `width`).
+    """Turn a boolean mask (..., C) into a bias of logits (..., `width`), where `width` >= C.
 
-    The bias is 0 where the mask is True, and `MASKED` elsewhere.
+    The bias is 0 where the mask is True, and `MASKED` where it is False or has no column.
     """
-    padded = F.pad(mask, (0, width - mask.size(-1)))
+    padded = F.pad(mask, (0, width - mask.size(-1)))  # padded with False
     return torch.zeros(padded.shape, device=mask.device).masked_fill_(~padded, MASKED)
 
 
@@ -299,9 +306,9 @@ def additive_mask(mask: Tensor, width: int) -> Tensor:
 def find_flash_attention(device: torch.device) -> Any:
     """Return torch's `varlen_attn`, flash attention over packed sentences, or None.
 
-    It needs torch 2.11 and a GPU of compute capability 8.0, takes half precision only, and has no
-    dropout. On a GPU, also turns off cuDNN's attention: it would make a new plan for each shape of
-    a padded batch.
+    `varlen_attn` needs torch 2.11 and a GPU of compute capability 8.0, takes half precision only,
+    and has no dropout. On a GPU, this function also turns off cuDNN's attention, which would make a
+    new plan for each shape of a padded batch.
     """
     if device.type != "cuda":
         return None

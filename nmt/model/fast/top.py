@@ -45,8 +45,9 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
     num_continuations = grid.shape[1] * log_probs.size(1)  # of a sentence with W hypotheses
     # one more than `count`, to detect a tie between the last candidate and the next
     num_chosen = min(count + 1, num_continuations)
-    # Only a stable selection orders equal sums as promised, but it is slower. So a CPU selects
-    # stably only if it finds a tie. A GPU always does: looking for ties would wait for the device.
+    # Only a stable selection orders equal sums as promised, but it is slower. So on a CPU, the
+    # selection is stable only if there is a tie. On a GPU, it is always stable, since looking for
+    # ties would wait for the device.
     is_stable = sums.device.type != "cpu"
     best = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=is_stable)
     if not is_stable:
@@ -70,7 +71,10 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
 
 
 def most_likely_tokens(log_probs: Tensor) -> Tensor:
-    """Return the most probable token (R,) of each row of (R, V): the lowest of equal tokens."""
+    """Return the most probable token (R,) of each row of `log_probs` (R, V).
+
+    If several tokens are equally probable, returns the lowest.
+    """
     groups = _group_maxima(log_probs).argmax(dim=1)  # (R,)
     tokens = _tokens_of_groups(groups)  # (R, 64)
     tokens.clamp_(max=log_probs.size(1) - 1)  # fills the last group with its last token
@@ -81,7 +85,10 @@ def most_likely_tokens(log_probs: Tensor) -> Tensor:
 def _select_candidates(
     sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int, *, is_stable: bool
 ) -> Candidates:
-    """Return `count` candidates of each sentence; only `is_stable` guarantees the order of ties."""
+    """Return the `count` best candidates of each sentence.
+
+    Equal sums are in the order of `best_candidates` only with `is_stable`.
+    """
     vocab_size = log_probs.size(1)
     maxima = _group_maxima(log_probs)  # (R, G)
     num_groups = maxima.size(1)
@@ -132,7 +139,7 @@ def _group_maxima(log_probs: Tensor) -> Tensor:
     num_rows, vocab_size = log_probs.shape
     num_full_groups = vocab_size // _GROUP_SIZE
     end = num_full_groups * _GROUP_SIZE
-    maxima = log_probs.new_empty(num_rows, 0)
+    maxima = log_probs.new_empty(num_rows, 0)  # of the full groups
     if num_full_groups:
         full_groups = log_probs[:, :end].view(num_rows, num_full_groups, _GROUP_SIZE)
         maxima = full_groups.amax(dim=2)
@@ -143,5 +150,8 @@ def _group_maxima(log_probs: Tensor) -> Tensor:
 
 
 def _tokens_of_groups(groups: Tensor) -> Tensor:
-    """Return the tokens (..., 64) of `groups` (...). Tokens of the last group may be V or more."""
+    """Return the tokens (..., 64) of the groups with the indices `groups` (...).
+
+    Tokens of the last group may be V or more.
+    """
     return groups.unsqueeze(-1) * _GROUP_SIZE + torch.arange(_GROUP_SIZE, device=groups.device)
