@@ -69,12 +69,13 @@ class BeamSearch:
         is_complete = is_finished | (is_live & is_at_limit)  # (B, 2K)
         if is_complete.any():
             is_complete &= candidates.sums >= self._entry_threshold(sentences, lengths)
-            complete = _append(beam, candidates, is_complete)
+            complete = _extend_beam(beam, candidates, is_complete)
             for sentence, hypothesis in state.to_hypotheses(complete):
                 self._results[sentence].add(hypothesis)
         is_live &= ~is_at_limit
         is_live &= candidates.sums > self._prune_threshold(sentences, lengths, limits)
-        state.replace_beam(_append(beam, candidates, is_live), candidates.rows[is_live])
+        live_beam = _extend_beam(beam, candidates, is_live)
+        state.replace_beam(live_beam, parents=candidates.rows[is_live])
         previously_live = self._live_sentences
         self._live_sentences = set(state.beam.sentences.tolist())
         return previously_live - self._live_sentences
@@ -106,18 +107,19 @@ class BeamSearch:
             self._results[number] = ResultList(self._state.request.num_results)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
-        """Return candidates, which of them are finished, and which may stay in the beam.
+        """Return the best candidates, a mask of finished ones, and a mask of those for the beam.
 
-        All are (B, 2K), on the CPU. Each of K hypotheses has one candidate with EOS. Therefore, at
-        least K of the 2 K candidates are without EOS and may stay.
+        All are (B, 2K), on the CPU. Each of the K hypotheses of a sentence has one candidate with
+        EOS. Therefore, at least K of the 2 K candidates are without EOS and may enter the beam.
         """
         beam_size = self._state.request.config.beam_size
-        candidates = Candidates(*to_cpu(*self._rank(log_probs)))
+        ranked = self._rank(log_probs)
+        candidates = Candidates(*to_cpu(*ranked))
         is_eos = candidates.tokens == self._state.tokenizers.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
         is_live = ~is_eos & is_possible
         num_without_eos = (~is_eos).cumsum(dim=1)  # (B, 2K), up to each candidate
-        is_live &= num_without_eos <= beam_size  # only the first K without EOS stay
+        is_live &= num_without_eos <= beam_size  # only the first K without EOS enter the beam
         is_finished = is_eos & is_possible
         is_finished[:, beam_size:] = False
         return candidates, is_finished, is_live
@@ -133,8 +135,8 @@ class BeamSearch:
     def _entry_threshold(self, sentences: Tensor, lengths: Tensor) -> Tensor:
         """Return the log-probability (B, 1) that a complete hypothesis needs to enter the results.
 
-        `lengths` (B,) are its numbers of tokens. The threshold is slightly below the exact value,
-        since sums are rounded.
+        `lengths` (B,) has the number of tokens of the hypotheses of each sentence. The threshold is
+        slightly below the exact value, since sums are rounded.
         """
         scores = [self._results[i].min_entry_score for i in sentences.tolist()]
         threshold = min_log_prob(
@@ -147,9 +149,10 @@ class BeamSearch:
         """Return the log-probability (B, 1) that a live hypothesis must exceed to stay in the beam.
 
         Below this threshold, no continuation of the hypothesis can become a result. `lengths` (B,)
-        are its numbers of tokens. The shortest continuation only adds EOS. It is always allowed
-        when the threshold is finite: before the results are full, `min_length` and forced prefixes
-        have ceased to forbid EOS.
+        and `limits` (B,) have the number of tokens of the hypotheses of each sentence, and the
+        maximum. The shortest continuation only adds EOS. A finite threshold assumes that EOS is
+        allowed. This is so, since the threshold is finite only if the results are full, and then
+        `min_length` and forced prefixes no longer forbid EOS.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         return prune_threshold(
@@ -204,9 +207,10 @@ class ResultList:
         del self.hypotheses[self.capacity :]
 
 
-def _append(beam: Beam, candidates: Candidates, is_selected: Tensor) -> Beam:
-    """Return the hypotheses of the candidates where `is_selected` (B, 2K) is true."""
-    return beam.select(candidates.rows[is_selected]).append(
+def _extend_beam(beam: Beam, candidates: Candidates, is_selected: Tensor) -> Beam:
+    """Return the candidates where `is_selected` (B, 2K) is true, as hypotheses with a new token."""
+    parents = beam.select(candidates.rows[is_selected])
+    return parents.append(
         candidates.tokens[is_selected],
         candidates.log_probs[is_selected],
         candidates.sums[is_selected],

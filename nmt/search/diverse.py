@@ -23,7 +23,7 @@ from nmt.search.stepper import Stepper
 
 
 class DiverseSearch(BeamSearch):
-    """A beam search in groups, which divide the beam. In each step, they choose tokens in order.
+    """A beam search whose beam is divided into groups, which choose tokens one after the other.
 
     A group ranks a candidate by its log-probability minus `diversity_penalty` times the number of
     hypotheses of earlier groups that got the same token in this step (Hamming diversity). The
@@ -62,8 +62,8 @@ class DiverseSearch(BeamSearch):
     def _rank(self, log_probs: Tensor) -> Candidates:
         """Return the 2 K best candidates of each pair (B, 2K), on the device of `log_probs` (R, V).
 
-        The groups of a sentence choose in order. A group with fewer than 2 K candidates gets
-        fillers, with sums of minus infinity.
+        The groups of a sentence choose one after the other. A group with fewer than 2 K candidates
+        gets fillers, with sums of minus infinity.
         """
         device = log_probs.device
         row_pairs = self._state.beam.sentences  # (R,), the number of the pair of each hypothesis
@@ -127,7 +127,7 @@ class DiverseSearch(BeamSearch):
         )
 
     def _count_chosen(self, times_chosen: Tensor, sentences: Tensor, best: Candidates) -> None:
-        """Count the tokens of the new beam of a group in `times_chosen` (N, V).
+        """Add 1 to `times_chosen` (N, V) for each token that enters the new beam of a group.
 
         `sentences` (P,) has the row of `times_chosen` for each row of `best` (P, 2K).
         """
@@ -144,7 +144,10 @@ class DiverseSearch(BeamSearch):
 
 
 def _replace_rows(candidates: Candidates, rows: Tensor, replacements: Candidates) -> None:
-    """Replace candidates at `rows` (P,) of (B, 2K) by `replacements` (P, 2K) or fewer columns."""
+    """Overwrite the rows `rows` (P,) of `candidates` (B, 2K), in place.
+
+    `replacements` are (P, 2K), or have fewer columns. Then the last columns keep their values.
+    """
     width = replacements.sums.size(1)
     candidates.sums[rows, :width] = replacements.sums
     candidates.rows[rows, :width] = replacements.rows

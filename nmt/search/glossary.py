@@ -131,8 +131,8 @@ class Glossary:
     def add_hints(self, text: str) -> str:
         """Add the first target form of each term to the text, for a model that reads hints.
 
-        Terms within placeholders, tags and addresses get no hints. Returns a text without terms
-        unchanged, and a text with hints in Unicode normal form NFKC.
+        Terms within placeholders, tags and addresses get no hints. A text without hints is returned
+        unchanged, a text with hints in Unicode normal form NFKC.
         """
         if not self.lines:
             return text
@@ -142,9 +142,9 @@ class Glossary:
         for match in self._find_in_normalized(normalized):
             # if the term overlaps with a protected span, it overlaps with the last one that starts
             # before the end of the term
-            num_earlier = bisect_left(protected, match.end, key=lambda span: span.start)
-            is_protected = num_earlier > 0 and protected[num_earlier - 1].stop > match.start
-            if not is_protected:
+            num_spans = bisect_left(protected, match.end, key=lambda span: span.start)
+            overlaps_protected = num_spans > 0 and protected[num_spans - 1].stop > match.start
+            if not overlaps_protected:
                 terms.append(Term(match.start, match.end, match.targets[0]))
         return add_hints(normalized, terms) if terms else text
 
@@ -202,10 +202,10 @@ class Glossary:
         """Yield each term that occurs in `text`, which must be normalized."""
         word_matches = list(_WORD.finditer(text))
         words = [match.group().casefold() for match in word_matches]
-        first = 0
+        first = 0  # index of the first word of the next term
         while first < len(words):
             start = word_matches[first].start()
-            # find the longest term that begins with this word
+            # find the longest term that begins with this word: try `num_words` words, then fewer
             longest_match = None
             num_words = min(self._max_words.get(words[first], 0), len(words) - first)
             while num_words > 0 and longest_match is None:
@@ -244,7 +244,7 @@ class Glossary:
 def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:
     """Return the case-sensitive entries that match, or if there are none, the other entries.
 
-    The words of all `entries` match apart from case. `matched` is the text that they match.
+    The sources of all `entries` are equal to the text `matched`, apart from case and spaces.
     """
     same_case = [entry for entry in entries if entry.matches_case and entry.source == matched]
     return same_case or [entry for entry in entries if not entry.matches_case]
@@ -285,8 +285,8 @@ def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pa
     """Return a pattern for the occurrences of target forms as whole words."""
     alternatives = []
     for target in sorted(map(_normalize, targets), key=len, reverse=True):
-        # for each word of the target, a pattern for its forms as written, for its capitalized forms
-        # and for its forms in capitals
+        # each list has a pattern for each word of the target; the pattern matches any form of the
+        # word: as written, with a capital first letter, or in capitals
         written = []
         capitalized = []
         capitals = []
@@ -315,7 +315,7 @@ def _any_form_pattern(forms: Iterable[str]) -> str:
 
 
 def _is_word_character(character: str) -> bool:
-    """Return whether a character may be next to others in a word. An ideograph is a whole word."""
+    """Return whether a character may be part of a longer word. An ideograph is a whole word."""
     return bool(regex.match(r"\w", character)) and not re.match(_IDEOGRAPH, character)
 
 
@@ -347,7 +347,7 @@ def encode_spellings(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tu
 
 @lru_cache(maxsize=4)
 def mark_word_ends(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether a word directly before its piece is complete.
+    """Return for each id whether it ends the word before it, that is, does not continue the word.
 
     A piece that begins with a letter or digit, or is a byte, may continue the word.
     """

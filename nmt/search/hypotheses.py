@@ -79,7 +79,7 @@ def shift_alignment(
 
 
 def check_finite(hypotheses: list[Hypothesis]) -> None:
-    """Raise a `ModelError` for a sentence without hypotheses or finite log-probabilities."""
+    """Raise a `ModelError` if a sentence has no hypotheses, or log-probabilities are not finite."""
     if not hypotheses or not all(math.isfinite(h.log_prob) for h in hypotheses):
         raise ModelError(
             "the model gives no probabilities (NaN, or none for any token); use another checkpoint"
@@ -145,9 +145,10 @@ class Beam:
         )
 
     def append(self, tokens: Tensor, token_log_probs: Tensor, total_log_probs: Tensor) -> Beam:
-        """Append a token to each row. All arguments are (R,), on the CPU or the device.
+        """Return the beam with one more token in each row.
 
-        `total_log_probs` are the sums including the new tokens, as computed for the ranking.
+        All arguments are (R,), on the CPU or the device. `total_log_probs` are the sums with the
+        new tokens, as computed for the ranking.
         """
         device = self.total_log_probs.device
         new_tokens = to_device(tokens, device).unsqueeze(1)  # (R, 1)
@@ -160,9 +161,10 @@ class Beam:
         )
 
     def record_attention(self, weights: Tensor) -> Beam:
-        """Add the attention weights of the step that predicts the next token, (R, S or more).
+        """Return the beam with the attention `weights` of the step that predicts the next token.
 
-        Columns beyond S belong to padding and are ignored.
+        `weights` are (R, S or more); columns beyond S belong to padding and are ignored. `append`
+        then adds the token.
         """
         assert self.alignment is not None
         assert self.attention_sums is not None

@@ -107,7 +107,7 @@ def encode_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tu
 
 @lru_cache(maxsize=4)
 def mark_protected_ends(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether `lacks_protected` finds a text such as `%s` directly before it.
+    """Return for each id whether `lacks_protected` finds a text such as `%s` if the id follows it.
 
     Unlike a term of a glossary, the text may be followed by a Korean or Thai letter.
     """

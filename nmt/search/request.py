@@ -163,7 +163,7 @@ class SearchRequest:
             after_prefix.append(ForbiddenTokens(suppressed))
         if any(self.prefixes):
             forced_prefixes = self.prefixes
-            if self.config.prefix_bias:
+            if self.config.prefix_bias:  # the other tokens of the prefixes only get more probable
                 forced_prefixes = [prefix[: self.num_forced] for prefix in self.prefixes]
                 prefix_bias = PrefixBias(pad(self.prefixes, pad_id=-1), self.config.prefix_bias)
                 after_prefix.insert(0, prefix_bias)
@@ -191,9 +191,9 @@ class SearchRequest:
     def _count_allowed_ngrams(
         self, sentence: int, source: Ids, tokenizers: Tokenizers
     ) -> Counter[tuple[int, ...]]:
-        """Return how often the translation of a sentence may contain n-grams.
+        """Return the n-grams that the translation of a sentence may repeat, and how often.
 
-        Other n-grams may occur once. `source` contains the ids of the source as target ids.
+        All other n-grams may occur once. `source` has the source in ids of the target vocabulary.
         """
         ngram_size = self.config.no_repeat_ngram
         counts: Counter[tuple[int, ...]] = Counter()

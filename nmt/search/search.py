@@ -143,7 +143,7 @@ def _search_alternatives(
     )
     results: list[list[Hypothesis]] = [[] for _ in request.sources]
     expanded = search(stepper, expanded_request, tokenizers)
-    for sentence, [hypothesis] in zip(sentences, expanded, strict=True):
+    for sentence, [hypothesis] in zip(sentences, expanded, strict=True):  # one each: `n_best` is 1
         results[sentence].append(hypothesis)
     return results
 
@@ -199,7 +199,8 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
                 # A sentence keeps its K rows, in order, until all of its samples are complete. So
                 # `row % K` is the number of a sample.
                 sample_number = row % num_samples
-                # a row that is complete already is extended further, which is ignored
+                # A complete row is extended further, as long as its sentence is in the beam. Only
+                # its first complete hypothesis counts.
                 complete[sentence].setdefault(sample_number, hypothesis)
             _drop_complete_sentences(state, complete, num_samples)
     results = []
@@ -223,7 +224,7 @@ def _without_scores(hypothesis: Hypothesis) -> Hypothesis:
 def _drop_complete_sentences(
     state: SearchState, complete: list[dict[int, Hypothesis]], num_samples: int
 ) -> None:
-    """Remove sentences from the beam whose samples are all complete."""
+    """Remove the rows of sentences whose samples are all complete from the beam."""
     sentences = state.beam.sentences.tolist()
     is_live = torch.tensor([len(complete[i]) < num_samples for i in sentences])  # (R,)
     if not is_live.all():

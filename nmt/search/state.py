@@ -53,7 +53,7 @@ class SearchState:
         )
         self._stepper = stepper
         self._constraints = request.all_constraints(tokenizers)
-        self._num_words = src_lengths - 1  # (B,), numbers of source tokens without EOS
+        self._num_src_tokens = src_lengths - 1  # (B,), without EOS
         self._model_state = model_state
 
     def next_log_probs(self) -> Tensor:
@@ -96,8 +96,9 @@ class SearchState:
         if beam.alignment is None or beam.attention_sums is None:
             tokens, log_probs = to_cpu(beam.tokens, beam.token_log_probs)  # (R, length) each
         else:
-            num_words = to_device(self._num_words[beam.sentences], beam.tokens.device)  # (R,)
-            coverage = coverage_score(beam.attention_sums, num_words)  # (R,)
+            num_src_tokens = self._num_src_tokens[beam.sentences]  # (R,)
+            num_src_tokens = to_device(num_src_tokens, beam.tokens.device)
+            coverage = coverage_score(beam.attention_sums, num_src_tokens)  # (R,)
             # one `to_cpu`, since each waits for the device
             tokens, log_probs, coverage, alignment = to_cpu(
                 beam.tokens, beam.token_log_probs, coverage, beam.alignment
@@ -107,20 +108,21 @@ class SearchState:
         token_rows = tokens.tolist()
         log_prob_rows = log_probs.tolist()
         first_columns = self.first_columns[beam.sentences].tolist()
+        eos_id = self.tokenizers.tgt.eos_id
         numbered_hypotheses = []
         for row, sentence in enumerate(beam.sentences.tolist()):
-            first = first_columns[row]
-            row_tokens = token_rows[row][first:]
-            eos_id = self.tokenizers.tgt.eos_id
+            first_column = first_columns[row]
+            row_tokens = token_rows[row][first_column:]
             row_alignment = None
             if alignments is not None:
-                row_alignment = alignments[row]  # with attention, no sentence joins: `first` is 0
+                # `first_column` is 0, since no sentence joins if the settings need attention
+                row_alignment = alignments[row]
                 if self._stepper.shifts_alignment:
-                    num_src = int(self._num_words[sentence])
+                    num_src = int(self._num_src_tokens[sentence])
                     row_alignment = shift_alignment(row_alignment, row_tokens, eos_id, num_src)
             hypothesis = Hypothesis.from_tokens(
                 row_tokens,
-                log_prob_rows[row][first:],
+                log_prob_rows[row][first_column:],
                 self.request.config,
                 eos_id=eos_id,
                 coverage=coverages[row],
@@ -142,7 +144,7 @@ class SearchState:
         self.first_columns = torch.cat([self.first_columns - num_unused, new_columns])
         shape = (len(sources), length)
         device = beam.tokens.device
-        # The next step of the model reads BOS from the last column. BOS in the other columns has no
+        # The next step of the model reads the last column, BOS. BOS in the columns before it has no
         # effect on constraints.
         padding = torch.full(shape, self.tokenizers.tgt.bos_id, device=device)  # (B', length)
         zeros = torch.zeros(shape, device=device)  # (B', length)

@@ -139,7 +139,8 @@ class ModelStepper:
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         if isinstance(state.decoding, SingleState):
-            return state.decoding.log_probs(tokens)  # needs no autocast: its layers are in `dtype`
+            # without autocast, since the layers of `SingleState` already compute in `dtype`
+            return state.decoding.log_probs(tokens)
         with self._autocast():
             hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
             # autograd does not support `out=`, which the loop below uses
@@ -190,8 +191,9 @@ class ModelStepper:
     ) -> Scored:
         """See `Stepper.score`; computes `MAX_LOGITS` logits at a time to bound the memory."""
         attention_out = self._make_attention_out() if with_attention else None
-        num_read = self.model.encoded_lengths(src_lengths)  # (B,), without EOS for some models
-        src_packing = pack(num_read.tolist()).to(self.device)
+        # (B,), without EOS for models whose encoder does not read it
+        encoded_lengths = self.model.encoded_lengths(src_lengths)
+        src_packing = pack(encoded_lengths.tolist()).to(self.device)
         # Targets are packed together with their padding. It follows the tokens of a target, so a
         # causal decoder does not attend to it.
         num_sentences, tgt_length = tgt_in.shape
@@ -215,16 +217,13 @@ class ModelStepper:
         return Scored(log_probs, self._attention_to_source(attention_out))
 
     def _make_attention_out(self) -> AttentionWeights:
-        """Return a dictionary that requests the weights of `_alignment_module`.
-
-        The model replaces None by the weights.
-        """
+        """Return a dictionary in which the model stores the weights of `_alignment_module`."""
         return {self._alignment_module: None}
 
     def _attention_to_source(self, attention_out: AttentionWeights) -> Tensor:
-        """Return the stored weights (B, T, S), the mean of the heads that align words.
+        """Return the weights in `attention_out`, averaged over heads that align words, (B, T, S).
 
-        If the model drops EOS from the input of the encoder, a column of zeros is added for it.
+        If the encoder of the model does not read EOS, adds a column of zeros for EOS.
         """
         weights = attention_out[self._alignment_module]  # (B, H, T, S)
         assert weights is not None
@@ -241,8 +240,8 @@ class ModelStepper:
 class EnsembleStepper:
     """Averages the probabilities or log-probabilities of several models, the members.
 
-    Means of log-probabilities are not renormalized, so that the log-probability of a sentence is
-    the mean of the log-probabilities of the members. Attention is averaged, too.
+    Means of log-probabilities are not renormalized. The log-probability of a sentence is therefore
+    the mean of its log-probabilities by the members. Attention is averaged, too.
     """
 
     def __init__(
@@ -308,7 +307,7 @@ class EnsembleStepper:
         return Scored(self._mean([score.log_probs for score in scores]), mean)
 
     def _check_alignment(self) -> None:
-        """Raise a `ConfigError` if the members align words in different steps."""
+        """Raise a `ConfigError` if the members differ in `Stepper.shifts_alignment`."""
         if len({member.shifts_alignment for member in self.members}) > 1:
             raise ConfigError(
                 "the models align words in different steps (model.alignment_shift); remove "
