@@ -95,7 +95,7 @@ class TokenBatchSampler:
         return EpochPlan(self, epoch)
 
     def memory_test_rows(self) -> Rows:
-        """Return up to about 5 million pairs, including the longest one of each corpus.
+        """Return the rows of up to about 5 million pairs, with the longest pair of each corpus.
 
         The largest batch of this sample shows whether training fits into memory.
         """
@@ -134,7 +134,7 @@ class TokenBatchSampler:
             updates = self._plan_pool(epoch, pool_index)
             while len(self._pools) >= _MAX_CACHED_POOLS:
                 oldest = next(iter(self._pools))  # a dictionary keeps the order of insertion
-                # None, since another thread may have removed this pool in the meantime
+                # with None, no error is raised if another thread has just removed this pool
                 self._pools.pop(oldest, None)
             self._pools[epoch, pool_index] = updates
         return updates
@@ -144,7 +144,8 @@ class TokenBatchSampler:
         num_pools = self.count_pools(epoch)
         rng = np.random.default_rng((self.seed, epoch, pool_index))
         rows = self.mix.draw_rows(self.seed, epoch, pool_index, num_pools)
-        rows = rng.permutation(rows)  # so that pairs of equal lengths meet others in each epoch
+        # in each epoch, pairs of equal length are in batches with other pairs
+        rows = rng.permutation(rows)
         batches = bucket_by_length(self.lengths, self.max_tokens, rows)
         fixed_num_updates = None
         if num_pools > 1:  # `pool_starts` has decided the number before any pool was planned
@@ -238,7 +239,7 @@ class EpochPlan(Sequence[UpdatePlan]):
 
 
 def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
-    """Return the pair of a corpus with the longest side."""
+    """Return the row of the pair that has the longest side of all pairs in a corpus."""
     longest_sides = lengths[corpus.start : corpus.end].max(axis=1)
     return corpus.start + int(longest_sides.argmax())
 
@@ -276,7 +277,7 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     See `_group_batches` for `token_counts` and for the result.
     """
     num_batches = len(token_counts)
-    indices = np.arange(1, num_updates)  # of the updates whose first batches are the cuts
+    indices = np.arange(1, num_updates)  # of all updates but the first, which begin at the cuts
     cuts = _cut_evenly(token_counts, num_updates)
     # Equal cuts would make an update without batches. Make each cut larger than the one before:
     # [3, 3, 3] - [1, 2, 3] = [2, 1, 0] has the running maximum [2, 2, 2], and the cuts become

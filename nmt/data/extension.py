@@ -157,8 +157,8 @@ class _Extension:
     def _find_new_characters(self, words: Counter[str], coverage: float) -> list[str]:
         """Return the characters that are no pieces, the most frequent first.
 
-        Leaves out the rarest ones, as long as they are at most a share of 1 - `coverage` of the
-        text.
+        Leaves out the rarest characters, which together are at most a share of 1 - `coverage` of
+        the text.
         """
         characters: Counter[str] = Counter()
         for word, count in words.items():
@@ -175,7 +175,7 @@ class _Extension:
         return missing
 
     def _append_characters(self, characters: Sequence[str]) -> None:
-        """Append pieces of one character, with the score that an unknown character has."""
+        """Append each character as a piece, with the score of an unknown character."""
         proto = read_proto(self.model)
         score = min(_normal_scores(proto).values()) - _UNKNOWN_PENALTY
         model_pieces = {piece.piece for piece in proto.pieces}
@@ -186,7 +186,7 @@ class _Extension:
                 if is_bpe:  # pieces of BPE need different scores
                     piece_score = score - i
                 self.model += serialize_piece(character, _Piece.NORMAL, piece_score)
-        self._add(characters)
+        self._add_to_vocabulary(characters)
 
     def _append_joined(self, joined_pieces: Sequence[Sequence[str]]) -> None:
         """Append pieces that join others, in the order of `joined_pieces`."""
@@ -206,10 +206,10 @@ class _Extension:
                 score = joined_score + _JOIN_BONUS * num_removed_boundaries
             self.model += serialize_piece(piece, _Piece.NORMAL, score)
             model_pieces.add(piece)
-            self._add([piece])
+            self._add_to_vocabulary([piece])
 
-    def _add(self, pieces: Sequence[str]) -> None:
-        """Add the pieces that the vocabulary lacks. It may have pieces of the other language."""
+    def _add_to_vocabulary(self, pieces: Sequence[str]) -> None:
+        """Add the pieces that the vocabulary lacks. It may have pieces that the model lacks."""
         self.new_pieces += [piece for piece in pieces if piece not in self._vocabulary]
         self._vocabulary.update(pieces)
 
@@ -241,19 +241,20 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
         return []
     codes = {piece: chr(_FIRST_CODE + i) for i, piece in enumerate(pieces)}
     pieces_by_code = {code: piece for piece, code in codes.items()}
-    words = {}  # counts of words, keyed by their codes
+    word_counts = {}  # keyed by the codes of the word
     for sequence, count in sequences.items():
         word = "".join(codes[piece] for piece in sequence)
-        words[word] = count
+        word_counts[word] = count
     num_initial_pieces = len(pieces) + 1  # 1 for the unknown piece
-    processor = _train_bpe(words, vocab_size=num_initial_pieces + limit)
-    merges = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
-    merges = [merge for merge in merges if len(merge) > 1]  # without the single codes
-    uses: Counter[str] = Counter()  # occurrences of each piece in the segmented words
-    for word, count in words.items():
-        for piece in processor.encode(word, out_type=str):
-            uses[piece] += count
-    while merges and uses[merges[-1]] < _MIN_COUNT:  # the last merges are the rarest
+    processor = _train_bpe(word_counts, vocab_size=num_initial_pieces + limit)
+    learned_pieces = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
+    # each merge is the text of its codes; pieces of a single code are no merges
+    merges = [learned for learned in learned_pieces if len(learned) > 1]
+    learned_counts: Counter[str] = Counter()  # occurrences in the segmented words
+    for word, count in word_counts.items():
+        for learned in processor.encode(word, out_type=str):
+            learned_counts[learned] += count
+    while merges and learned_counts[merges[-1]] < _MIN_COUNT:  # the last merges are the rarest
         merges.pop()
     joined_pieces = []
     for merge in merges:
@@ -261,11 +262,13 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
     return joined_pieces
 
 
-def _train_bpe(words: dict[str, int], *, vocab_size: int) -> sentencepiece.SentencePieceProcessor:
-    """Train a BPE model of at most `vocab_size` pieces on `words`, which are keys of counts."""
+def _train_bpe(
+    word_counts: dict[str, int], *, vocab_size: int
+) -> sentencepiece.SentencePieceProcessor:
+    """Train a BPE model of at most `vocab_size` pieces on words, given with their counts."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(f"{word}\t{count}" for word, count in words.items()),
+        sentence_iterator=(f"{word}\t{count}" for word, count in word_counts.items()),
         model_writer=model,
         input_format="tsv",
         model_type="bpe",

@@ -65,7 +65,7 @@ def add_hints(text: str, terms: Iterable[Term]) -> str:
 
 
 def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a truncated source without the hint that the truncation cut, if any.
+    """Return the ids of a truncated source. If the truncation cut through a hint, remove the hint.
 
     The source words of the hint stay. Only its symbols and its target are removed.
     """

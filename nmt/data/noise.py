@@ -112,9 +112,9 @@ class TokenNoise:
         return kept_ids[order]
 
     def _mark_hints(self, ids: Any) -> Any:
-        """Return a mask (T,) of the symbols of hints and of the target words of hints.
+        """Return a mask (T,), True for the symbols and the target words of hints.
 
-        A hint is SOURCE, the source words, TARGET, the target words, DONE.
+        A hint consists of SOURCE, the source words, TARGET, the target words and DONE.
         """
         source_id, target_id, done_id = self.hint_ids
         num_begun = (ids == target_id).cumsum()  # (T,), number of TARGET up to each position
@@ -123,9 +123,9 @@ class TokenNoise:
         return is_in_target | (ids == source_id) | (ids == done_id)
 
     def _choose_kept_tokens(self, is_fixed: Any, drop_draws: Floats) -> Any:
-        """Return a mask (T,) of the tokens to keep: all fixed tokens, and some of the free tokens.
+        """Return a mask (T,), True for tokens to keep: all fixed ones and some of the free ones.
 
-        Keeps at least one free token, if there is any.
+        If there are free tokens, at least one of them is kept.
         """
         is_kept = is_fixed | (drop_draws >= self.config.drop)
         has_free_token = not is_fixed.all()
@@ -139,9 +139,10 @@ class TokenNoise:
 def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The sort key of a token is its position plus noise from 0 to below `max_distance` + 1. Each
-    fixed token is a segment of its own, and so are the tokens between two fixed tokens. From one
-    segment to the next, the noise grows by `max_distance` + 1: no token moves to another segment.
+    The sort key of a token is its position plus noise from 0 to below `max_distance` + 1. Fixed
+    tokens divide the sequence into segments: each fixed token is a segment, and the tokens between
+    two fixed tokens are a segment. To keep tokens from moving to another segment, `max_distance` +
+    1 is added to the noise once for each earlier segment.
     """
     # for example, a separator between two lines of two tokens: 0 0 1 2 2
     segment_indices = 2 * is_fixed.cumsum() - is_fixed
@@ -155,7 +156,8 @@ def _find_separator_id(tokenizer: Tokenizer) -> int:
     separator = find_line_separator(tokenizer)
     if not separator:
         return -1
-    return tokenizer.encode(separator)[-1]  # the id before it, if any, is of a space
+    ids = tokenizer.encode(separator)  # the id of the separator, perhaps after the id of a space
+    return ids[-1]
 
 
 def find_prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:
@@ -174,7 +176,7 @@ class SubwordSampling:
     """
 
     def __init__(self, tokenizers: Tokenizers, alpha: float, seed: int) -> None:
-        """See `WordSegmenter` for `alpha` and for errors."""
+        """See `WordSegmenter` for `alpha` and for the errors that it raises."""
         self.seed = seed
         self.src_segmenter = WordSegmenter(tokenizers.src, alpha)
         self.tgt_segmenter = self.src_segmenter
@@ -234,8 +236,9 @@ class WordSegmenter:
         array: Any = np.asarray(ids)
         is_start = self.begins_word[array]  # (N,)
         is_start[:1] = True  # a slice, since there may be no ids
-        previous_ids = array[:-1]  # (N - 1,), of all ids but the first
-        is_start[1:] |= self.is_symbol[previous_ids]
+        # a symbol is a word of its own, so the id after it starts another word
+        is_after_symbol = self.is_symbol[array[:-1]]  # (N - 1,), of all ids but the first
+        is_start[1:] |= is_after_symbol
         word_starts = np.flatnonzero(is_start).tolist()
         variants = rng.integers(_SEGMENTATIONS_PER_WORD, size=len(word_starts)).tolist()
         id_list = array.tolist()
@@ -268,7 +271,8 @@ class WordSegmenter:
             merge_scores = {}  # keyed by i: the score of merging the symbols at i and i + 1
             for i in range(len(symbols) - 1):
                 piece = symbols[i] + symbols[i + 1]
-                if piece in self.scores and rng.random() >= self.alpha:  # else the merge is skipped
+                # the merge is skipped with probability `alpha`
+                if piece in self.scores and rng.random() >= self.alpha:
                     merge_scores[i] = self.scores[piece]
             if not merge_scores:
                 break

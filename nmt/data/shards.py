@@ -41,7 +41,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # marker in Arrow's IPC fo
 
 @dataclass
 class ShardFile:
-    """The index entry of one shard."""
+    """The description of one shard in `meta.json`."""
 
     file: str
     pairs: int = 0
@@ -59,7 +59,7 @@ class ShardFile:
 
 
 class ShardWriter:
-    """Writes one shard in a `with` block. After the block, `shard` is the index entry of the file.
+    """Writes one shard in a `with` block. After the block, `shard` describes the file.
 
     The file exists as soon as the block begins, so callers write to a temporary name and rename the
     file. The bytes depend only on the pairs, not on how they are divided among calls of `add`.
@@ -163,10 +163,10 @@ class MappedShard:
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
         self._batch_starts = [0]  # first row of each record batch, then the number of all rows
-        # the columns of each record batch
+        # each list has one item for each record batch
         self._batches: list[tuple[FlatIds, FlatIds]] = []  # source and target
         self._alignments: list[FlatIds] = []  # empty if the file has no alignments
-        self._texts: list[list[pa.Array]] = []  # source and target; [] if the file has no text
+        self._texts: list[list[pa.Array]] = []  # source and target; items are [] without text
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:

@@ -76,12 +76,12 @@ class HintSampler:
     ) -> list[tuple[str, str]]:
         """Add 1 to `MAX_TERMS` hints to each source, fewer if the pair has fewer linked words.
 
-        The probability of a word is proportional to its length, since long words are terms more
-        often. Words with a symbol of the vocabulary, a placeholder or an address get no hints. For
-        some terms, a random word replaces the target in the hint and in the target text. The model
-        thus learns to copy targets that it would not choose. The hints of a pair depend only on its
-        texts and on its random generator. `ids` has the ids of pairs that are already encoded, and
-        None for other pairs.
+        The probability of a word is proportional to its length, since long words are more often
+        terms. Words with a symbol of the vocabulary, a placeholder or an address get no hints. For
+        some terms, a random word replaces the target, both in the hint and in the target text. The
+        model thus learns to copy targets that it would not choose. The hints of a pair depend only
+        on its texts and on its generator in `rngs`. `ids` has the ids of pairs that are already
+        encoded, and None for other pairs.
         """
         all_links = self._link_words(pairs, ids or [None] * len(pairs))
         hinted_pairs = []
@@ -92,7 +92,7 @@ class HintSampler:
     def _add_hints(
         self, src: str, tgt: str, links: set[tuple[int, int]], rng: Random
     ) -> tuple[str, str]:
-        """Add hints to a pair whose `links` join a source and a target word."""
+        """Add hints to a pair. Each of `links` is a source word and a target word."""
         src_words = list(re.finditer(r"\S+", src))
         tgt_words = list(re.finditer(r"\S+", tgt))
         phrases = self._sample_phrases(src_words, tgt_words, links, rng)
@@ -163,25 +163,25 @@ class HintSampler:
         all_links: list[set[tuple[int, int]]] = [set() for _ in pairs]
         indices = []  # the index in `pairs` of each pair in `id_pairs`
         id_pairs = []
-        word_pairs = []  # the number of the word of each piece, for source and target
+        word_numbers = []  # for source and target, the number of the word of each piece
         for i, (src, tgt) in enumerate(pairs):
             encoded = ids[i]
             if encoded is None:
                 encoded = (self._tokenizers.src.encode(src), self._tokenizers.tgt.encode(tgt))
-            src_words = _number_words(encoded[0], self._src_starts, src)
-            tgt_words = _number_words(encoded[1], self._tgt_starts, tgt)
-            if src_words and tgt_words:
+            src_numbers = _number_words(encoded[0], self._src_starts, src)
+            tgt_numbers = _number_words(encoded[1], self._tgt_starts, tgt)
+            if src_numbers and tgt_numbers:
                 indices.append(i)
                 id_pairs.append(encoded)
-                word_pairs.append((src_words, tgt_words))
+                word_numbers.append((src_numbers, tgt_numbers))
         if not indices:
             return all_links
         has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
         # (L, 3): index in `id_pairs`, target piece, source piece
         links = self._aligner.align(id_pairs, has_joint_ids=has_joint_ids)
         for pair_index, tgt_piece, src_piece in links.tolist():
-            src_words, tgt_words = word_pairs[pair_index]
-            link = (src_words[src_piece], tgt_words[tgt_piece])
+            src_numbers, tgt_numbers = word_numbers[pair_index]
+            link = (src_numbers[src_piece], tgt_numbers[tgt_piece])
             all_links[indices[pair_index]].add(link)
         return all_links
 
@@ -199,12 +199,13 @@ def _number_words(ids: list[int], starts_word: Array, text: str) -> list[int]:
     """
     if not ids:
         return []
-    # the first word may begin without a space
-    words: list[int] = np.maximum(np.cumsum(starts_word[ids]) - 1, 0).tolist()
-    num_words = words[-1] + 1
+    num_begun = np.cumsum(starts_word[ids])  # number of words that begin up to each piece
+    # at least 0, since the first word may begin without a space
+    numbers: list[int] = np.maximum(num_begun - 1, 0).tolist()
+    num_words = numbers[-1] + 1
     if num_words != len(text.split()):
         return []
-    return words
+    return numbers
 
 
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:

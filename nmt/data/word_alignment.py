@@ -108,12 +108,12 @@ class WordAligner:
         links = make_links(sampled_pairs, null_id=src_vocab_size)
         forward = estimate_translations(links, src_vocab_size + 1, tgt_vocab_size)
         reversed_pairs = [(tgt_ids, src_ids) for src_ids, tgt_ids in sampled_pairs]
-        links = make_links(reversed_pairs, null_id=tgt_vocab_size)
-        backward = estimate_translations(links, tgt_vocab_size + 1, src_vocab_size)
+        reversed_links = make_links(reversed_pairs, null_id=tgt_vocab_size)
+        backward = estimate_translations(reversed_links, tgt_vocab_size + 1, src_vocab_size)
         self._num_tgt = tgt_vocab_size
-        # In both directions, the links to the null id, the highest one, come last. The U links
-        # before them are the same ones, but sorted by source id in `forward`, by target id in
-        # `backward`, whose sources are our targets.
+        # In both directions, the links to the null id come last, since it is the highest id. Before
+        # them are U links, the same in both directions: `forward` sorts them by source id,
+        # `backward` by target id, since its sources are our targets.
         num_links = int(np.searchsorted(forward.src, src_vocab_size))  # U
         forward_keys = forward.src * tgt_vocab_size + forward.tgt  # a number for each pair of ids
         backward_keys = backward.tgt * tgt_vocab_size + backward.src
@@ -145,16 +145,16 @@ class WordAligner:
 
     def _align_padded(self, pairs: Sequence[tuple[Ids, Ids]], has_joint_ids: bool) -> Array:
         """Align pairs in arrays of all their possible links, see `align`."""
-        # Padding has the id -1, so that lookups return their last value for it. This does not
-        # matter, since `prior` is 0 there.
+        # Padding has the id -1, for which lookups return the last value of an array. This does not
+        # matter, since the prior of links with padding is 0.
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         src_column = src[:, :, None]  # (B, S, 1)
         tgt_row = tgt[:, None, :]  # (B, 1, T)
         is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
         keys = src_column * self._num_tgt + tgt_row  # (B, S, T)
-        # Searching takes most of the time. It reads less memory for sorted keys without repeats:
-        # the P distinct keys, and the index of each of `keys[is_pair]` among them.
+        # Searching takes most of the time. For sorted and distinct keys, it reads less memory.
+        # `distinct_indices` has the index of each of `keys[is_pair]` among the P distinct keys.
         pair_keys, distinct_indices = np.unique(keys[is_pair], return_inverse=True)
         # (P,): the index of each key in `_keys`, or any index if `_keys` lacks it
         key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
@@ -247,13 +247,13 @@ def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
 
 
 def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> Array:
-    """Mark the best position along `axis` for each token of the other side, as True.
+    """Return a mask (B, S, T) of the best position along `axis` for each token of the other side.
 
-    Marks no position if the null id is better. All shapes are (B, S, T), but `null_probs` has size
-    1 along `axis`.
+    If the null id is better than all positions, none is marked. The shape of the arguments is (B,
+    S, T), except that `null_probs` has size 1 along `axis`.
     """
-    # `sum` would add in an order that depends on the padding, and would round differently. So the
-    # last cumulative sum is the sum.
+    # the last cumulative sum: `sum` would add in an order that depends on the padding, and would
+    # round differently
     totals = np.take(np.cumsum(prior, axis), [-1], axis)  # size 1 along `axis`
     totals[totals == 0] = 1.0  # rows of padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)

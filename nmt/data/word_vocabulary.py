@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 _ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 _JOINER = "￭"  # OpenNMT's Tokenizer has the same joiner
 _SPACE = "▁"  # SentencePiece's mark of a space
-# SentencePiece's trainer refuses rules that change nothing. So these have this character in the
-# place of a space, and get the space after training.
+# SentencePiece's trainer refuses rules that change nothing. So such rules contain this character
+# instead of a space during training. After training, it is replaced by a space.
 _SPACE_STAND_IN = "\x01"
 # text between punctuation and a word; the last two are spaces at which a line cannot end
 _SPACES = ("", " ", "\u00a0", "\u202f")
@@ -143,7 +143,7 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
                 if not right_space:
                     token += _JOINER
                 rules[left_space + char + right_space] = f" {token} "
-        rules[f" {char} "] = f"{_SPACE_STAND_IN}{char} "
+        rules[f" {char} "] = f"{_SPACE_STAND_IN}{char} "  # changes nothing
     # If the first character of a symbol is punctuation, its rule would divide the symbol. These
     # rules are longer, and keep it.
     for symbol in symbols:
@@ -156,8 +156,8 @@ def _join_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str,
     """Return denormalization rules that invert `_split_rules`.
 
     If a rule of `_split_rules` matches the space after a mark, the rule of the next mark cannot
-    match this space, and adds a joiner in spite of it. So between two marks, only the joiner after
-    the first mark tells whether there is a space.
+    match this space, and adds a joiner before the next mark although there is a space. So between
+    two marks, only the joiner after the first mark tells whether there is a space.
     """
     rules = {f"{char} {_JOINER}": f"{char} " for char in punctuation}
     for symbol in symbols:  # a symbol may end with punctuation
