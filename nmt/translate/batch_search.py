@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 32
 """Number of failed segments in a row after which `BatchSearch` tests the engine.
 
-The test is to repeat a segment that was translated before; without one, it fails.
+To pass the test, the engine must translate the last segment again that did not fail. If there is no
+such segment, the engine fails the test.
 """
 
 _MAX_REASON_CHARACTERS = 300  # of the message of an error in `Failure.reason`
@@ -91,7 +92,7 @@ class BatchSearch:
             return results
         continuations = [i for i, segment in enumerate(segments) if segment.is_continuation]
         if self.config.alternatives and continuations:
-            return self._translate_continuations(segments, continuations)
+            return self._translate_with_alternatives(segments, continuations)
         if self.config.sampling:
             segments = _set_sampling_keys(segments)
 
@@ -112,20 +113,19 @@ class BatchSearch:
                 results[i] = result
         return results
 
-    def _translate_continuations(
+    def _translate_with_alternatives(
         self, segments: Sequence[Segment], continuations: Sequence[int]
     ) -> list[SearchResult]:
-        """Translate segments. Only the first segment of a line gets several translations.
+        """Return `config.alternatives` translations of the first segment of each line.
 
-        `config.alternatives` is their number. `continuations` are the indices of the later segments
-        of lines, which get one translation.
+        Later segments of lines, which have the indices `continuations`, get one translation each.
         """
         results: list[SearchResult] = [[] for _ in segments]
         first_segments = sorted(set(range(len(segments))).difference(continuations))
         first_results = self.translate([segments[i] for i in first_segments])
         for i, result in zip(first_segments, first_results, strict=True):
             results[i] = result
-        # the copy shares the lock, and continues to count failures
+        # the copy has the same lock and starts with the current count of failures
         plain_search = replace(self, config=replace(self.config, alternatives=0), n_best=1)
         plain_results = plain_search.translate([segments[i] for i in continuations])
         for i, result in zip(continuations, plain_results, strict=True):
@@ -142,7 +142,7 @@ class BatchSearch:
         max_batch_tokens = max(max_batch_tokens, longest.num_tokens)
         batches: list[list[int]] = [[]]
         for i in by_length:
-            # in the order of length, segment i is the longest: the others are padded to its length
+            # segment i is the longest one so far, so the batch would be padded to its length
             num_batch_tokens = (len(batches[-1]) + 1) * segments[i].num_tokens
             if num_batch_tokens > max_batch_tokens:
                 batches.append([])
@@ -193,7 +193,8 @@ class BatchSearch:
                 log.warning("a search of %d sentences failed (%s); retrying", num_unfinished, error)
                 break
             for number, _ in results:
-                self.last_translated = unfinished.pop(number)
+                segment = unfinished.pop(number)
+                self.last_translated = segment
             if results:
                 deliver(results)
             if unfinished:

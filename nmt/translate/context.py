@@ -50,8 +50,8 @@ def translate_in_context(
 ) -> WindowResults:
     """Translate each line together with the `options.context` lines before it.
 
-    If that fails, translates the line without context. `translate_windows` is a function that
-    translates each line of windows on its own.
+    If that gives no result for the line (see `select_last_lines`), translates the line without
+    context. `translate_windows` is a function that translates each line of windows on its own.
     """
     separator = find_common_separator(tokenizers)
     # `recase_groups` already recases the lines
@@ -118,20 +118,21 @@ def recase_groups(
     """Return the groups in ordinary case, and for each group the name of the case of its last line.
 
     The name is a key of `nmt.data.perturb.CASES`, or "" for ordinary case. `select_last_lines`
-    applies the case to the translation. See `nmt.translate.recasing`.
+    applies this case to the translation of the last line. See `nmt.translate.recasing`.
     """
     glossary = load_glossary(tuple(search.glossary))
     recased_groups = []
     case_names = []
     for group in groups:
+        line_cases = [choose_case(line, protect=search.protect) for line in group]
         recased_lines = []
-        for line in group:
-            case_name = choose_case(line, protect=search.protect)
+        for line, case_name in zip(group, line_cases, strict=True):
+            recased_line = line
             if case_name:
-                line = glossary.keep_case(line, to_sentence_case(line, tokenizer))
-            recased_lines.append(line)
+                recased_line = glossary.keep_case(line, to_sentence_case(line, tokenizer))
+            recased_lines.append(recased_line)
         recased_groups.append(recased_lines)
-        case_names.append(case_name)  # of the last line
+        case_names.append(line_cases[-1])
     return recased_groups, case_names
 
 
@@ -191,9 +192,9 @@ def replace_missing(
     separator: str,
     case_names: Sequence[str],
 ) -> list[LineResult]:
-    """Return `results` with the next of `retried_results` instead of each None.
+    """Return `results`, in which each None is replaced by the next of `retried_results`.
 
-    `retried_results` are the results of the same lines without context.
+    `retried_results` are the results without context of the lines whose result is None.
     """
     retried = iter(retried_results)
     complete_results = []
@@ -225,7 +226,7 @@ def _select_last_line(
 
 
 def _replace_text(result: LineResult, text: str, case_name: str) -> LineResult:
-    """Return the result with the text, in the case of this name, as its only translation."""
+    """Return the result with `text` as its only translation, in the case `case_name`, if any."""
     if case_name:
         text = apply_case(text, case_name)
     best = result.translations[0]

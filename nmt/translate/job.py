@@ -177,10 +177,10 @@ class PartialFile:
     def finish(
         self, reader: WindowReader, write_output: Callable[[JobState], None] | None = None
     ) -> LineCounts:
-        """Replace `output` with the complete file in one step, and return the counts.
+        """Replace the output with the complete file in one step, and return the counts.
 
-        If given, `write_output` writes the output instead. The job may be killed while
-        `write_output` runs; a resumed job calls it again.
+        If `write_output` is not None, calls it to write the output instead. The job may be killed
+        while `write_output` runs; a resumed job calls it again.
         """
         self.state.lines = reader.num_lines
         self.state.sha256 = reader.sha256
@@ -202,7 +202,7 @@ class PartialFile:
         return self.state.counts
 
     def _lock(self) -> bool:
-        """Lock the file; return False if another process has locked or already renamed it."""
+        """Lock the file; return False if another process has locked it, or has renamed it."""
         try:
             if fcntl is not None:
                 fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,7 +227,7 @@ class PartialFile:
             return "its state is damaged"
         if self.path.stat().st_size < self.state.bytes:
             return "it is too short"
-        all_keys = [*job, *(key for key in self._job if key not in job)]
+        all_keys = dict.fromkeys([*job, *self._job])  # without duplicates, in this order
         changed_keys = [key for key in all_keys if job.get(key) != self._job.get(key)]
         return f"other {', '.join(changed_keys)}" if changed_keys else ""
 

@@ -107,14 +107,14 @@ def _divide(
         fragments = _merge(_cut(text, ends, spans), max_tokens, encode)
         if len(fragments) > 1:
             return fragments
-    mean_length = len(text) * max_tokens // num_tokens  # characters of `max_tokens` tokens
+    mean_length = len(text) * max_tokens // num_tokens  # mean characters of `max_tokens` tokens
     step = max(1, mean_length - 1)  # one less, so that most fragments fit
     max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
     positions = [0]
-    for target in range(step, len(text), step):
-        position = _character_start(text, target, max_shift)
+    for multiple in range(step, len(text), step):
+        position = _character_start(text, multiple, max_shift)
         span = _find_span(spans, position)
-        if span is not None:
+        if span is not None:  # cut before the span, or after it if the last cut is at its start
             position = span.start if span.start > positions[-1] else span.stop
         if position > positions[-1]:
             positions.append(position)

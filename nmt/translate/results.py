@@ -53,7 +53,7 @@ class Translation:
 
     @property
     def completeness(self) -> int:
-        """The order of candidates before any score: 3 is the best, 0 the worst.
+        """A number by which candidates are ranked before their score: 3 is the best, 0 the worst.
 
         The first criterion is whether the translation is finished, the second whether it has all
         placeholders, tags and addresses.

@@ -109,7 +109,7 @@ class WindowReader:
         while True:
             first_line = self.num_lines
             lines = self._read_lines()
-            # after the last line, try to read one more prefix, to notice if there are too many
+            # when no line is left, try to read one more prefix, to notice if there are too many
             num_prefixes = max(len(lines), 1)
             prefixes = self._read_prefixes(num_prefixes)
             if prefixes is not None and len(prefixes) != len(lines):
@@ -222,7 +222,7 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
     copied_texts = [prepared.copied_text for prepared in prepared_lines]
     encoder = _SourceEncoder(tokenizers.src, options)
     line_ids = encoder.encode(texts, tags, first_line=window.first_line)
-    # without a prefix of the user, a translation starts with the tag, if there is one
+    # a translation starts with the tag, if there is one, and then with the prefix of the user
     tag_ids = encode_tag(tokenizers.tgt, tags.tgt)
     line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
@@ -234,7 +234,7 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
         if ids and not copied_texts[i]:
             segment_ids = encoder.divide(texts[i], ids, line_number=window.first_line + i + 1)
             if options.too_long is TooLong.truncate:
-                [remaining_ids] = segment_ids
+                [remaining_ids] = segment_ids  # a truncated line is a single segment
                 num_truncated[i] = len(ids) - len(remaining_ids)
         line_segments = []
         for segment_index, source_ids in enumerate(segment_ids):

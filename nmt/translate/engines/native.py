@@ -144,7 +144,7 @@ class NativeBackend:
             if attention is not None:
                 weights = attention[i, :length]  # (T, S)
                 attention_sums = weights.sum(dim=0, keepdim=True)  # (1, S)
-                num_src_tokens = src_lengths[i] - 1  # (), without EOS
+                num_src_tokens = src_lengths[i] - 1  # a scalar tensor, without EOS
                 coverage = float(coverage_score(attention_sums, num_src_tokens.unsqueeze(0)))
                 alignment = weights.argmax(dim=1).tolist()
                 if self.stepper.shifts_alignment:
