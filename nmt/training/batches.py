@@ -31,7 +31,7 @@ from nmt.model.fast.transfer import to_device
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
 """The rows of a filler, a batch of the first pair only.
 
-All ranks have to run batches in every update. A rank for which an update has no batch runs a
+Every rank has to run a batch in every update. If an update has no batch for a rank, the rank runs a
 filler, whose loss and gradient are set to 0.
 """
 
@@ -142,7 +142,7 @@ def _divide_padding(num_pads: int, *, max_length: int) -> list[int]:
 
 
 def _concatenate(sentences: Iterable[tuple[Ids, Ids]], pads: Ids) -> Tensor:
-    """Concatenate sentences, followed by `pads`. Each sentence is given in two lists of ids."""
+    """Concatenate the ids of sentences, and then `pads`. Each sentence consists of two id lists."""
     arrays = [*itertools.chain.from_iterable(sentences), pads]
     # an empty list becomes a float array, which only casting="unsafe" converts to integers
     return torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="unsafe"))
@@ -172,9 +172,9 @@ class BatchMaker:
     ) -> None:
         """Make batches for `device`: in host memory, which is page-locked for a GPU.
 
-        With `guided_alignment`, batches have the alignment of their pairs from the data. If the
-        data has none, or augmentation or noise has changed a pair, `aligner` computes it. Without
-        an aligner, such a pair has no links.
+        With `guided_alignment`, batches have the alignment of their pairs from the data. `aligner`
+        computes the alignment of pairs that augmentation or noise has changed, and of all pairs if
+        the data has no alignments. Without an aligner, these pairs have no links.
         """
         self.data = data
         self.lengths = data.lengths
@@ -227,7 +227,8 @@ class BatchMaker:
         if self._device_type != "cpu":
             return [indices]
         if not np.array_equal(lengths, planned_lengths):
-            # Attention pads to the longest pair, so a pair in capitals would slow down short ones.
+            # Changes may make a pair much longer. Attention pads to the longest pair, so this pair
+            # would slow down a micro-batch of short ones.
             max_cost = max(MICRO_BATCH_TOKENS, int(lengths.max()))
             return bucket_by_length(lengths, max_cost, indices)
         num_micro_batches = math.ceil(batch_cost(lengths) / MICRO_BATCH_TOKENS)

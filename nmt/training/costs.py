@@ -109,7 +109,7 @@ def _layer_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
 
 def _feed_forward_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
     """Return the shapes of the matrices of a feed-forward network."""
-    num_inner = 2 if config.activation is Activation.swiglu else 1
+    num_inner = 2 if config.activation is Activation.swiglu else 1  # SwiGLU also has a gate
     return [(config.d_model, d_ff)] * num_inner + [(d_ff, config.d_model)]
 
 

@@ -144,14 +144,14 @@ def _describe_memory(learner: Learner, peak_bytes: int) -> str:
     memory_bytes = device_memory_bytes(learner.device)
     if memory_bytes:
         scope += f", of {memory_bytes / 1e9:.2f} GB,"
-    sharding = "; sharding=full is not needed"
+    sharding_note = "; sharding=full is not needed"
     if learner.sharded is not None:
-        sharding = f", 1/{learner.world.size} of them by sharding=full"
+        sharding_note = f", 1/{learner.world.size} of them by sharding=full"
     elif learner.world.size > 1:
-        sharding += f", and leaves 1/{learner.world.size} of that"
+        sharding_note += f", and leaves 1/{learner.world.size} of that"
     return (
         f"{peak_bytes / 1e9:.2f} GB of {scope} on each device, at the peak; weights, gradients and "
-        f"moments are {learner.state_bytes() / 1e9:.2f} GB{sharding}"
+        f"moments are {learner.state_bytes() / 1e9:.2f} GB{sharding_note}"
     )
 
 
@@ -163,8 +163,8 @@ def measure_updates(
     """Time updates for about `MEASURING_SECONDS`. All ranks run the same number of updates.
 
     `first_plan` runs first, to estimate the time of an update. If an update would take more than
-    `MEASURING_SECONDS`, only `first_plan` is measured. It then runs once more, unless its first run
-    took more than `MEASURING_SECONDS`.
+    `MEASURING_SECONDS`, only `first_plan` is measured: in a second run or, if the first run took
+    more than `MEASURING_SECONDS`, in the first one.
 
     Args:
         run_update: runs an update, waits for the device, and returns the operations of all ranks.

@@ -296,15 +296,17 @@ class Learner:
     def run_without_update(self, rows: Rows, *, only_largest: bool = False) -> None:
         """Run one batch forward and backward, without exchanging gradients or clearing them.
 
-        Micro-batches run one after the other, so `only_largest` needs as much memory as all.
+        With `only_largest`, runs only the largest micro-batch. This takes as much memory as running
+        all micro-batches, since they run one after the other.
         """
-        micro_batches = self.batch_maker.split_rows(rows)
+        row_groups = self.batch_maker.split_rows(rows)  # the rows of each micro-batch
         if only_largest:
-            costs = [batch_cost(self.batch_maker.lengths[part_rows]) for part_rows in micro_batches]
-            micro_batches = [micro_batches[costs.index(max(costs))]]
-        for micro_batch_rows in micro_batches:
+            costs = [batch_cost(self.batch_maker.lengths[group]) for group in row_groups]
+            largest = costs.index(max(costs))
+            row_groups = [row_groups[largest]]
+        for group in row_groups:
             with self._no_sync():
-                loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(micro_batch_rows))
+                loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(group))
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _no_sync(self) -> AbstractContextManager[Any]:

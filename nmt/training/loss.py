@@ -38,7 +38,7 @@ SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 """A loss as a function of logits (N, V), targets (N,) and smoothing.
 
 Returns the summed loss, the summed nll, and the gradient with respect to the logits, (N, V). The
-gradient has the dtype of the logits, and may overwrite them.
+gradient has the dtype of the logits, and may be stored in their memory.
 """
 
 
@@ -61,14 +61,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         softmax_loss: SoftmaxLoss,
     ) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll. See `smoothed_cross_entropy` for the arguments."""
-        # of the arguments, only the first three can need a gradient
+        # only `hidden`, `weight` and `bias` can need a gradient
         needs_hidden_grad, needs_weight_grad, needs_bias_grad, *_ = ctx.needs_input_grad
         device_type = weight.device.type
         dtype = weight.dtype
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
         grad_hidden = torch.empty_like(hidden)
-        # without `needs_weight_grad`, a scalar that is not used
+        # if the weight needs no gradient, an unused scalar
         grad_weight = torch.zeros_like(weight) if needs_weight_grad else weight.new_zeros(())
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
@@ -114,7 +114,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _chunk_rows(device_type: str, vocab_size: int) -> int:
     """Return the number of rows of a chunk.
 
-    It is even, since R-Drop and SimCut have two rows for each token.
+    The number is even, since R-Drop and SimCut have two rows for each token.
     """
     if device_type != "cuda":
         return CPU_CHUNK_ROWS
@@ -139,7 +139,8 @@ def eager_softmax_loss(
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
     uniform_loss = log_normalizer.sum() - logits[:, :used_size].mean(-1).sum()
     loss = (1 - smoothing) * nll + smoothing * uniform_loss
-    # the gradient is p - q: probabilities minus target distribution
+    # the gradient is p - q, probabilities minus target distribution; to save memory, it is computed
+    # in the tensor of the probabilities
     grad_logits = probs
     grad_logits[:, :used_size].sub_(smoothing / used_size)
     # for the correct token, q is larger by 1 - smoothing than for the other tokens
@@ -358,7 +359,7 @@ class Objective(nn.Module):
             assert batch.alignment is not None
             probs = mean_alignment(weights, self.model.config)  # (B, T, S)
             if self.model.config.alignment_shift:
-                # position t + 1, which reads token t, aligns it
+                # token t is aligned by the attention of position t + 1, which reads it
                 probs = probs[:, 1:]
             loss = loss + self.alignment_weight * alignment_loss(probs, batch.alignment)
         return loss, nll

@@ -94,10 +94,7 @@ def try_largest_batches(
 
 
 def _run_largest_batches(learner: Learner, rows: Rows, max_tokens: int) -> int:
-    """Run the largest batches of the pairs `rows` as `check_batches_fit` does.
-
-    Returns the peak memory in bytes.
-    """
+    """Call `check_batches_fit` with the pairs `rows`; return the peak memory in bytes."""
     settings_to_try = []
     if not learner.config.activation_checkpointing:
         settings_to_try.append("activation_checkpointing=true")
@@ -162,10 +159,10 @@ def check_batches_fit(
         return measure(tried_max_tokens) is not None
 
     longest = int(lengths.max())
-    fitting = _search_max_tokens(batches_fit, minimum=longest, too_large=max_tokens)
-    if fitting is None:
+    fitting_max_tokens = _search_max_tokens(batches_fit, minimum=longest, too_large=max_tokens)
+    if fitting_max_tokens is None:
         raise ConfigError(f"{problem}, but not even the longest pair fits; {advice}")
-    raise ConfigError(f"{problem}; set max_tokens={fitting}, which fits, or {advice}")
+    raise ConfigError(f"{problem}; set max_tokens={fitting_max_tokens}, which fits, or {advice}")
 
 
 def measure_batches(
@@ -192,7 +189,7 @@ def measure_batches(
             raise
         is_enough_memory = False
     if not is_enough_memory:
-        # not in the `except` block, since there the traceback still refers to the tensors
+        # not in the `except` block, where the traceback of the error still keeps the tensors alive
         gc.collect()
     torch.cuda.empty_cache()  # does nothing without a GPU in use
     return peak_memory_bytes(device) if is_enough_memory else None
@@ -231,12 +228,13 @@ def _search_max_tokens(
     batches_fit: Callable[[int], bool], minimum: int, too_large: int
 ) -> int | None:
     """Search for a max_tokens from `minimum` to `too_large` that fits; return None if none does."""
-    fitting = max(too_large // 2, minimum)
-    while not batches_fit(fitting):
-        if fitting == minimum:
+    candidate = max(too_large // 2, minimum)
+    while not batches_fit(candidate):
+        if candidate == minimum:
             return None
-        too_large = fitting
-        fitting = max(fitting // 2, minimum)
+        too_large = candidate
+        candidate = max(candidate // 2, minimum)
+    fitting = candidate
     for _ in range(_NUM_BISECTIONS):
         middle = (fitting + too_large) // 2
         if batches_fit(middle):

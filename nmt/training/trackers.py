@@ -63,7 +63,7 @@ class RunInfo:
     folder: Path
     id: str  # id from the marker file, with which the tracker continues a resumed run
     settings: dict[str, Any]  # values by dotted keys, such as model.d_model, and the git commit
-    sent: int  # position of the newest record that was surely sent; 0 if none
+    sent: int  # position of the newest record that was certainly sent; 0 if there is none
 
 
 class Tracker(Protocol):
@@ -72,7 +72,7 @@ class Tracker(Protocol):
     is_durable: bool  # whether written metrics survive a kill without `close`
 
     def newest_position(self) -> int:
-        """Return the position of the newest record that need not be sent again."""
+        """Return the position up to which no record has to be sent again."""
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         """Send the metrics of the record at `position`."""
@@ -248,9 +248,9 @@ _TRACKERS: dict[TrackerName, type[Any]] = {
 
 
 def installed_trackers(names: list[TrackerName]) -> list[TrackerName]:
-    """Return the trackers of `names`, without TensorBoard if it is not installed.
+    """Return `names`, without TensorBoard if it is not installed.
 
-    Raises `NmtError` if another tracker is not installed.
+    Raises `NmtError` if any other tracker is not installed.
     """
     installed_names = []
     for name in names:
@@ -265,7 +265,7 @@ class TrackerThread:
     """Sends the records of a run's `metrics.jsonl` to one tracker, in a thread, as they come."""
 
     def __init__(self, name: TrackerName, run_dir: Path) -> None:
-        """Start the thread, which first sends the records that the tracker does not have yet."""
+        """Start the thread. It first sends the records that the tracker does not have yet."""
         self.is_complete = False  # whether all records were sent; set when the thread ends
         self.name = name
         self._run_dir = run_dir

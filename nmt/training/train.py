@@ -186,7 +186,8 @@ class Trainer:
         """Yield the updates of an epoch from index `start` on, each with its micro-batches."""
         for index in range(start, len(epoch_plan)):
             plan = epoch_plan[index]
-            # a different seed of random changes in each update, since a mix may repeat pairs
+            # A number for each update, from which the random changes of its pairs are drawn. A mix
+            # may repeat a pair in an epoch, so the number of the epoch is not enough.
             update_id = epoch << 32 | index
             yield plan, self.learner.batch_maker.make_batches(plan, update_id, augment)
 
@@ -250,7 +251,7 @@ class Trainer:
         """
         lengths = self.learner.batch_maker.lengths
         rank_batches = []
-        # not strict: the result of a rank without batches has one loss, of a filler
+        # not strict, since a rank without batches has one loss, the loss of a filler
         for rows, loss_sum in zip(plan.batches, result.batch_losses.tolist(), strict=False):
             num_tokens = int(lengths[rows, 1].sum())
             rank_batches.append((rows, loss_sum / num_tokens))
@@ -276,7 +277,7 @@ class Trainer:
             self.validate()
 
     def is_due(self, every_updates: int) -> bool:
-        """Whether the last update is a multiple of `every_updates`, or the last one of the run."""
+        """Whether the newest update is a multiple of `every_updates`, or the last of the run."""
         is_last = self.state.num_updates == self.config.max_updates
         return is_last or self.state.num_updates % every_updates == 0
 
@@ -325,10 +326,10 @@ class Trainer:
         self.meter.start_seconds += time.perf_counter() - start_seconds  # not counted as training
 
     def _rank_checkpoint(self, metrics: dict[str, Any]) -> None:
-        """Add the validated checkpoint to the best ones; count validations without improvement."""
+        """Add the checkpoint that was validated to `best`; count validations that are no better."""
         state = self.state
         metric = self.config.best_metric
-        badness = metrics[f"valid_{metric.value}"]
+        badness = metrics[f"valid_{metric.value}"]  # lower is better
         if metric is BestMetric.bleu:
             badness = -badness
         if state.best_metric != metric.value:
