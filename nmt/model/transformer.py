@@ -8,8 +8,8 @@ in `nmt.model.positions`. Sections, equations and figures refer to the paper.
     hidden = model(src, padding_mask(src_lengths, S), tgt, causal_mask(T))  # (B, T, D)
     logits = model.logits(hidden)  # (B, T, V)
 
-Training and translation use the faster layers of `nmt.model.fast` instead, which tests compare with
-these.
+Training and translation use the faster layers of `nmt.model.fast` instead. Tests compare their
+results with the results of the layers in this file.
 """
 
 # B batch, S source length, T target length, V vocab, D d_model
@@ -55,14 +55,20 @@ class Layer(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, d_ff: int | None = None, decoder: Decoder = Decoder.attention
+        self,
+        config: ModelConfig,
+        d_ff: int | None = None,
+        first_sublayer: Decoder = Decoder.attention,
     ) -> None:
-        """Make a layer with self-attention or an SSRU; `d_ff` defaults to `config.d_ff`."""
+        """Make a layer that begins with self-attention or an SSRU.
+
+        `d_ff` defaults to `config.d_ff`.
+        """
         super().__init__()
         self.is_post_norm = config.norm is Norm.post
         self.dropout = nn.Dropout(config.dropout)
         self.ssru: Ssru | None = None
-        if decoder is Decoder.ssru:
+        if first_sublayer is Decoder.ssru:
             self.ssru = Ssru(config.d_model)
             self.ssru_norm = new_norm(config.norm_layer, config.d_model)
         else:
@@ -190,7 +196,7 @@ class Transformer(nn.Module):
         if config.norm is Norm.pre:
             self.encoder_norm = new_norm(config.norm_layer, config.d_model)
             self.decoder_norm = new_norm(config.norm_layer, config.d_model)
-        # in model files, the weights of positional encodings have other names than their modules
+        # weights of positional encodings have other names in model files than in this module
         self.register_state_dict_post_hook(to_file_names)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(from_file_names)  # type: ignore[no-untyped-call]
 
@@ -209,7 +215,7 @@ class Transformer(nn.Module):
             src_mask: the source tokens to attend to, see `padding_mask`.
             tgt: target ids (B, T), beginning with BOS.
             tgt_mask: the target tokens to attend to, see `causal_mask`.
-            attention_out: see `AttentionWeights`.
+            attention_out: gets the weights of the modules that are its keys (`AttentionWeights`).
         """
         memory = self.encode(src, src_mask, attention_out)  # (B, S, D)
         return self.decode(tgt, tgt_mask, memory, src_mask, attention_out)
@@ -222,7 +228,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Map source ids (B, S) to the encoder's output (B, S, D)."""
         context = as_context(src_mask, src)
-        embedding = self.src_embedding or self.embedding
+        embedding = self.embedding if self.src_embedding is None else self.src_embedding
         x = self.embed(src, embedding, self.encoder_positions, context.positions)  # (B, S, D)
         self._prepare_positions(self.encoder_layers, context.positions, x.dtype)
         for layer in self.encoder_layers:
@@ -242,7 +248,7 @@ class Transformer(nn.Module):
         `memory` (B, S, D) is the output of the encoder.
         """
         tgt_context = as_context(tgt_mask, tgt)
-        cross_context = as_context(src_mask, tgt)  # its queries are `tgt`, its keys the source
+        cross_context = as_context(src_mask, tgt)  # queries are target tokens, keys source tokens
         x = self.embed_target(tgt, tgt_context.positions)  # (B, T, D)
         self._prepare_positions(self.decoder_layers, tgt_context.positions, x.dtype)
         for layer in self.decoder_layers:
@@ -265,8 +271,9 @@ class Transformer(nn.Module):
         """
         x = self.embedding(ids) * self.embedding_scale
         if self.config.decoder is Decoder.ssru:
-            is_first = positions.index.flatten().unsqueeze(1) == 0  # (T, 1)
-            x = x.masked_fill(is_first, 0.0)
+            index = positions.index.flatten()  # (T,)
+            is_bos = (index == 0).unsqueeze(1)  # (T, 1)
+            x = x.masked_fill(is_bos, 0.0)
         return self.dropout(self.decoder_positions.add(x, positions))  # type: ignore[no-any-return]
 
     def embed(
@@ -287,7 +294,7 @@ class Transformer(nn.Module):
     def _prepare_positions(
         self, layers: nn.ModuleList, positions: TokenPositions, dtype: torch.dtype
     ) -> None:
-        """Compute the rotations of rotary positions once, since all layers use the same."""
+        """Store the rotations of a rotary encoding in `positions`, where all layers read them."""
         layer = cast(Layer, layers[0])
         if layer.ssru is None:
             attention = layer.self_attention

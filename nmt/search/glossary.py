@@ -202,15 +202,15 @@ class Glossary:
         """Yield each term that occurs in `text`, which must be normalized."""
         word_matches = list(_WORD.finditer(text))
         words = [match.group().casefold() for match in word_matches]
-        first = 0  # index of the first word of the next term
-        while first < len(words):
-            start = word_matches[first].start()
+        word_index = 0  # of the word at which a term may begin
+        while word_index < len(words):
+            start = word_matches[word_index].start()
             # find the longest term that begins with this word: try `num_words` words, then fewer
             longest_match = None
-            num_words = min(self._max_words.get(words[first], 0), len(words) - first)
+            num_words = min(self._max_words.get(words[word_index], 0), len(words) - word_index)
             while num_words > 0 and longest_match is None:
-                term_words = tuple(words[first : first + num_words])
-                end = word_matches[first + num_words - 1].end()
+                term_words = tuple(words[word_index : word_index + num_words])
+                end = word_matches[word_index + num_words - 1].end()
                 entries = _choose_entries(self._by_words.get(term_words, []), text[start:end])
                 if entries:
                     longest_match = _Match(start, end, entries)
@@ -218,10 +218,10 @@ class Glossary:
                     num_words -= 1
             if longest_match is not None:
                 yield longest_match
-                first += num_words
+                word_index += num_words
             else:
-                yield from self._find_inside_word(word_matches[first])
-                first += 1
+                yield from self._find_inside_word(word_matches[word_index])
+                word_index += 1
 
     def _find_inside_word(self, word_match: re.Match[str]) -> Iterator[_Match]:
         """Yield the terms inside a word.

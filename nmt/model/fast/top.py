@@ -1,11 +1,12 @@
 """Selection of the best next tokens of a search, without sorting the whole vocabulary.
 
-The vocabulary is divided into groups of 64 neighboring tokens. Each of the C best tokens is in one
-of the C groups with the highest maxima: otherwise, these groups would have C better tokens. So only
-the tokens of C groups are compared.
+The vocabulary is divided into groups of 64 neighboring tokens. To find the C best tokens, only the
+C groups with the highest maxima are searched. This suffices, since their maxima are C tokens that
+are at least as good as any token of another group.
 """
 
-# R live hypotheses, one row each; V vocab, G groups of 64 tokens, C candidates
+# R live hypotheses, one row each; V vocab, G groups of 64 tokens
+# C candidates of a sentence, S groups of a sentence that are searched
 # A `BeamGrid` maps rows (R, ...) to a grid (B, W, ...) of B sentences and W beams. In each cell,
 # `grid.rows` (B, W) has the row, and `grid.is_empty` (B, W) says whether the cell has none.
 
@@ -44,17 +45,19 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
     """
     num_continuations = grid.shape[1] * log_probs.size(1)  # of a sentence with W hypotheses
     # one more than `count`, to detect a tie between the last candidate and the next
-    num_chosen = min(count + 1, num_continuations)
+    num_candidates = min(count + 1, num_continuations)
     # Only a stable selection orders equal sums as promised, but it is slower. So on a CPU, the
     # selection is stable only if there is a tie. On a GPU, it is always stable, since looking for
     # ties would wait for the device.
     is_stable = sums.device.type != "cpu"
-    best = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=is_stable)
+    best = _select_candidates(sums, log_probs, grid, num_candidates, is_stable=is_stable)
     if not is_stable:
+        # If a group was left out whose maximum equals a candidate, the candidates after this one
+        # are equal to it, too. So a tie between groups is also a tie between candidates.
         is_equal = best.sums[:, 1:] == best.sums[:, :-1]  # to the candidate before
         is_tie = is_equal & (best.sums[:, 1:] > NEG_INF)
         if is_tie.any():
-            stable = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=True)
+            stable = _select_candidates(sums, log_probs, grid, num_candidates, is_stable=True)
             has_tie = is_tie.any(dim=1, keepdim=True)  # (B, 1)
             best = Candidates(
                 sums=torch.where(has_tie, stable.sums, best.sums),
@@ -77,9 +80,10 @@ def most_likely_tokens(log_probs: Tensor) -> Tensor:
     """
     groups = _group_maxima(log_probs).argmax(dim=1)  # (R,)
     tokens = _tokens_of_groups(groups)  # (R, 64)
-    tokens.clamp_(max=log_probs.size(1) - 1)  # fills the last group with its last token
-    best = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (R, 1)
-    return tokens.gather(1, best).squeeze(1)
+    # the last group may be smaller than 64: replace tokens beyond the vocabulary by the last token
+    tokens.clamp_(max=log_probs.size(1) - 1)
+    best_index = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (R, 1), in the group
+    return tokens.gather(1, best_index).squeeze(1)
 
 
 def _select_candidates(
@@ -97,33 +101,36 @@ def _select_candidates(
     if not grid.is_full:
         group_sums = group_sums.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
     group_sums = group_sums.flatten(1)  # (B, W * G)
-    num_selected = min(count, group_sums.size(1))  # C, the number of groups of each sentence
-    _, beam_groups = _select_highest(group_sums, num_selected, is_stable)  # indices w * G + g
-    beam_groups = beam_groups.sort(dim=1).values  # by row and token, the order of equal sums
-    beams = beam_groups.div(num_groups, rounding_mode="floor")  # (B, C)
-    rows = grid.rows.gather(1, beams)  # (B, C)
-    tokens = _tokens_of_groups(beam_groups % num_groups)  # (B, C, 64)
+    num_searched = min(count, group_sums.size(1))  # S
+    # indices of the best groups in `group_sums`, each w * G + g, (B, S)
+    _, group_index = _select_highest(group_sums, num_searched, is_stable)
+    # ascending, so that equal sums are in the order of their rows and tokens
+    group_index = group_index.sort(dim=1).values
+    beams = group_index.div(num_groups, rounding_mode="floor")  # (B, S), w of each group
+    groups = group_index % num_groups  # (B, S), g of each group
+    rows = grid.rows.gather(1, beams)  # (B, S)
+    tokens = _tokens_of_groups(groups)  # (B, S, 64)
     # indices into the flattened log-probabilities, R * V
-    flat_index = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
+    flat_index = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, S, 64)
     token_log_probs = log_probs.view(-1).index_select(0, flat_index.flatten())
-    token_log_probs = token_log_probs.view_as(flat_index)  # (B, C, 64)
-    totals = sums[rows].unsqueeze(2) + token_log_probs  # (B, C, 64)
-    totals.masked_fill_(tokens >= vocab_size, NEG_INF)  # the last group may have fewer
+    token_log_probs = token_log_probs.view_as(flat_index)  # (B, S, 64)
+    token_sums = sums[rows].unsqueeze(2) + token_log_probs  # (B, S, 64)
+    token_sums.masked_fill_(tokens >= vocab_size, NEG_INF)  # the last group may have fewer tokens
     if not grid.is_full:
-        totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEG_INF)
-    # the best of the C * 64 tokens of a sentence, and their indices
-    best_sums, best = _select_highest(totals.flatten(1), count, is_stable)  # (B, C)
-    best_groups = best.div(_GROUP_SIZE, rounding_mode="floor")  # (B, C)
+        token_sums.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEG_INF)
+    # the best of the S * 64 tokens of a sentence, and their indices, (B, C) each
+    best_sums, best_index = _select_highest(token_sums.flatten(1), count, is_stable)
+    best_groups = best_index.div(_GROUP_SIZE, rounding_mode="floor")  # (B, C), indices into S
     return Candidates(
         sums=best_sums,
         rows=rows.gather(1, best_groups),
-        tokens=tokens.flatten(1).gather(1, best),
-        log_probs=token_log_probs.flatten(1).gather(1, best),
+        tokens=tokens.flatten(1).gather(1, best_index),
+        log_probs=token_log_probs.flatten(1).gather(1, best_index),
     )
 
 
 def _select_highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest values of each row of (B, N), and their indices, both (B, C).
+    """Return the `count` highest values of each row of (B, N) and their indices, (B, count) each.
 
     With `is_stable`, equal values keep their order. Without it, `topk` is faster, but returns equal
     values in any order.
