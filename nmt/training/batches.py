@@ -302,6 +302,7 @@ class BatchMaker:
             has_joint_ids = self.tokenizers.src_vocab_size is None  # None: a joint vocabulary
             computed_links = self.aligner.align(unaligned_pairs, has_joint_ids=has_joint_ids)
             # column 0 has indices in `unaligned_pairs`; replace them by the indices in `pairs`
-            computed_links[:, 0] = np.array(unaligned)[computed_links[:, 0]]
+            pair_indices = np.array(unaligned)
+            computed_links[:, 0] = pair_indices[computed_links[:, 0]]
             links.append(computed_links)
         return np.concatenate(links)

@@ -205,7 +205,9 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
     batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
     num_rows = np.array([len(rows) for rows in batches], dtype=np.int64)  # (batches,)
     longest = np.array([lengths[rows].max(axis=0) for rows in batches], dtype=np.int64)
-    src, tgt = longest.T  # lengths with padding, (batches,) each
+    # the lengths of both sides with padding, (batches,) each
+    src = longest[:, 0]
+    tgt = longest[:, 1]
     num_tokens = num_rows * (src + tgt)
     num_attention_weights = num_rows * (src**2 + src * tgt + tgt**2)  # of a layer and head
     selected: list[int] = []  # indices of batches

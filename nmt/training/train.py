@@ -2,6 +2,9 @@
 
 All ranks run the same code and take the same decisions, so that they leave the loop together. Only
 rank 0 logs, and reads and writes the run folder.
+
+A run may have several stages. A stage begins after a given update, and changes how often each
+corpus is drawn, or how text is augmented.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         stack.callback(trainer.metrics_writer.close)
         stack.callback(trainer.profiler.close)
         stack.enter_context(trainer.progress)
-        was_complete = trainer.is_complete()  # whether an earlier start has completed the run
+        was_complete = trainer.is_complete()  # before any update of this process
         trainer.repeat_lost_validation()
         while not (trainer.is_stopped or trainer.is_complete()):
             trainer.train_epoch()
@@ -90,7 +93,7 @@ class Trainer:
         self.state = state
         self.signals = signals
         self.is_stopped = False  # whether a signal to any rank stopped the run
-        self.saved_position = state.position  # position of the newest checkpoint
+        self.saved_position = state.position  # value of `state.position` in the newest checkpoint
         self.meter = Meter()
         self.spike_detector = SpikeDetector()
         if self.is_complete():
@@ -121,7 +124,8 @@ class Trainer:
         """Whether all updates are done, or early stopping (`patience`) ends the run."""
         if self.state.num_updates >= self.config.max_updates:
             return True
-        return 0 < self.config.patience <= self.state.bad_validations
+        has_early_stopping = self.config.patience > 0
+        return has_early_stopping and self.state.bad_validations >= self.config.patience
 
     def end_reason(self) -> str:
         """Say why a complete run ended, and how to extend it."""
@@ -188,7 +192,7 @@ class Trainer:
             plan = epoch_plan[index]
             # A number for each update, from which the random changes of its pairs are drawn. A mix
             # may repeat a pair in an epoch, so the number of the epoch is not enough.
-            update_id = epoch << 32 | index
+            update_id = (epoch << 32) + index
             yield plan, self.learner.batch_maker.make_batches(plan, update_id, augment)
 
     def _advance(self, result: UpdateResult, sampler: TokenBatchSampler, epoch_length: int) -> None:
@@ -250,13 +254,13 @@ class Trainer:
         All ranks must call it, since it gathers their batches.
         """
         lengths = self.learner.batch_maker.lengths
-        rank_batches = []
+        rank_losses = []  # the rows of each batch of this rank, and its loss per token
         # not strict, since a rank without batches has one loss, the loss of a filler
         for rows, loss_sum in zip(plan.batches, result.batch_losses.tolist(), strict=False):
             num_tokens = int(lengths[rows, 1].sum())
-            rank_batches.append((rows, loss_sum / num_tokens))
-        batches = list(itertools.chain.from_iterable(gather(rank_batches)))
-        description = describe_batches(batches)
+            rank_losses.append((rows, loss_sum / num_tokens))
+        all_losses = list(itertools.chain.from_iterable(gather(rank_losses)))
+        description = describe_batches(all_losses)
         step = self.state.num_updates + 1
         self.progress.note(f"update {step}: {event}: loss {result.loss:.4g}; {description}")
         self.metrics_writer.write({"update": step, "event": event, "batch": description})
@@ -306,7 +310,7 @@ class Trainer:
         if self.state.num_updates == self.state.validated_update:
             return
         is_due = self.is_due(self.config.validate_every_updates)
-        # only the `metrics_writer` of rank 0 knows whether a validation was lost
+        # the result of rank 0 counts: only its `metrics_writer` knows whether a validation was lost
         if broadcast_from_main(is_due or self.metrics_writer.lost_validation):
             self.validate()
 
@@ -320,12 +324,13 @@ class Trainer:
         text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.progress.note(f"update {num_updates}: {text}")
         self.state.validated_update = num_updates
-        self._rank_checkpoint(metrics)
+        self._add_to_best(metrics)
         if self.saver is not None:
             self.saver.link_best(self._best_updates())
-        self.meter.start_seconds += time.perf_counter() - start_seconds  # not counted as training
+        # a later start of the meter, since the time of validation does not count as training
+        self.meter.start_seconds += time.perf_counter() - start_seconds
 
-    def _rank_checkpoint(self, metrics: dict[str, Any]) -> None:
+    def _add_to_best(self, metrics: dict[str, Any]) -> None:
         """Add the checkpoint that was validated to `best`; count validations that are no better."""
         state = self.state
         metric = self.config.best_metric
@@ -336,6 +341,7 @@ class Trainer:
             state.best = []
         state.best_metric = metric.value
         is_best = not state.best or badness < state.best[0].badness
+        # in the last stage, or in a run without stages
         is_last_stage = state.num_updates > self.run.last_stage_start
         if is_best or not is_last_stage:
             state.bad_validations = 0
