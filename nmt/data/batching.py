@@ -220,21 +220,21 @@ class EpochPlan(Sequence[UpdatePlan]):
     def __init__(self, sampler: TokenBatchSampler, epoch: int) -> None:
         self._sampler = sampler
         self._epoch = epoch
-        self._starts = sampler.pool_starts(epoch)
+        self._pool_starts = sampler.pool_starts(epoch)
         self.num_pairs = sum(sampler.mix.count_pairs(epoch))
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self._pool_starts[-1]
 
     def __getitem__(self, index: int) -> UpdatePlan:  # type: ignore[override]  # no slices
         index = range(len(self))[index]  # negative indices count from the end
-        pool_index = bisect_right(self._starts, index) - 1
+        pool_index = bisect_right(self._pool_starts, index) - 1
         updates = self._sampler.get_pool_updates(self._epoch, pool_index)
-        return updates[index - self._starts[pool_index]]
+        return updates[index - self._pool_starts[pool_index]]
 
     def pool_of(self, index: int) -> list[UpdatePlan]:
         """Return all updates of the pool that contains update `index`."""
-        pool_index = bisect_right(self._starts, index) - 1
+        pool_index = bisect_right(self._pool_starts, index) - 1
         return self._sampler.get_pool_updates(self._epoch, pool_index)
 
 

@@ -163,12 +163,12 @@ class ParallelData:
             raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
         self.corpora: list[CorpusRange] = []
         self._paths: list[Path] = []
-        # the index of the first pair of each shard, and then N, which is the end of the last shard
-        self._starts = [0]
+        # the index of the first pair of each shard, and as the last item N
+        self._shard_starts = [0]
         for corpus in meta.splits[split]:
             corpus_range = CorpusRange(
                 name=corpus.corpus,
-                start=self._starts[-1],
+                start=self._shard_starts[-1],
                 num_pairs=corpus.num_pairs,
                 weight=corpus.weight,
             )
@@ -177,9 +177,9 @@ class ParallelData:
                 path = data_dir / shard.file
                 _check_size(path, shard.bytes)
                 self._paths.append(path)
-                self._starts.append(self._starts[-1] + shard.pairs)
+                self._shard_starts.append(self._shard_starts[-1] + shard.pairs)
         self._shards: list[MappedShard | None] = [None] * len(self._paths)
-        if self._starts[-1] == 0:
+        if self._shard_starts[-1] == 0:
             raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
         self.lengths = self._map_lengths()  # (N, 2), numbers of source and target tokens with EOS
         if bidirectional:
@@ -237,21 +237,23 @@ class ParallelData:
 
     def _find_row(self, index: int) -> tuple[MappedShard, int, bool]:
         """Return the shard of a pair, its row in the shard, and whether the pair is reversed."""
-        num_stored = self._starts[-1]
+        num_stored = self._shard_starts[-1]
         is_reversed = self._bidirectional and index >= num_stored
         if is_reversed:
             index -= num_stored
-        shard_index = bisect_right(self._starts, index) - 1  # the last one with `start <= index`
+        shard_index = (
+            bisect_right(self._shard_starts, index) - 1
+        )  # the last one with `start <= index`
         shard = self._shards[shard_index]
         if shard is None:
             shard = self._map_shard(shard_index)
-        return shard, index - self._starts[shard_index], is_reversed
+        return shard, index - self._shard_starts[shard_index], is_reversed
 
     def _map_shard(self, shard_index: int) -> MappedShard:
         """Map and check a shard. Two threads may do this at once."""
         path = self._paths[shard_index]
-        start = self._starts[shard_index]
-        end = self._starts[shard_index + 1]
+        start = self._shard_starts[shard_index]
+        end = self._shard_starts[shard_index + 1]
         verify_checksums(self._data_dir, path.name)
         shard = MappedShard(path)
         if len(shard) != end - start:
@@ -282,7 +284,7 @@ class ParallelData:
             raise unusable_file_error(path, "is missing") from None
         except (ValueError, OSError, EOFError):
             raise unusable_file_error(path) from None
-        shape = (self._starts[-1], 2)
+        shape = (self._shard_starts[-1], 2)
         if lengths.shape != shape:
             raise unusable_file_error(
                 path, f"is damaged: it has the shape {lengths.shape} instead of {shape}"

@@ -82,7 +82,7 @@ def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int
         term_end = hint_start + last_hint.index(TARGET)
     ids_before = list(ids[:hint_start])
     # the tokenizer starts a text with this space; the source words of the hint have another one
-    if pieces[hint_start - 1 : hint_start] == ["▁"]:
+    if hint_start > 0 and pieces[hint_start - 1] == "▁":
         ids_before.pop()
     term_ids = list(ids[hint_start + 1 : term_end])
     return ids_before + term_ids
@@ -112,7 +112,7 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
     for piece in pieces:
         if piece == SOURCE:
             # the tokenizer starts a text with this space; the term has another one
-            if plain[-1:] == ["▁"]:
+            if plain and plain[-1] == "▁":
                 plain.pop()
             term_start = len(plain)
         if piece == TARGET:

@@ -77,13 +77,14 @@ class Mix:
             position = epoch_start + num_pairs * pool_index // num_pools
             end = epoch_start + num_pairs * (pool_index + 1) // num_pools
             while position < end:
-                pass_index, pass_start = divmod(position, corpus.num_pairs)
+                # the pass over the corpus that contains the position, and the position in this pass
+                pass_index, start_in_pass = divmod(position, corpus.num_pairs)
                 num_remaining = end - position
-                pass_end = min(pass_start + num_remaining, corpus.num_pairs)
+                end_in_pass = min(start_in_pass + num_remaining, corpus.num_pairs)
                 seed_sequence = np.random.SeedSequence(seed, spawn_key=(corpus_index, pass_index))
-                rows = _draw_from_pass(corpus.num_pairs, pass_start, pass_end, seed_sequence)
+                rows = _draw_from_pass(corpus.num_pairs, start_in_pass, end_in_pass, seed_sequence)
                 selected.append(corpus.start + rows)
-                position += pass_end - pass_start
+                position += end_in_pass - start_in_pass
         return np.concatenate(selected)
 
     def sample_rows(self, max_pairs: int) -> Rows:
@@ -172,5 +173,6 @@ def _draw_from_pass(num_pairs: int, start: int, end: int, seed: np.random.SeedSe
     short_block_end = (short_block_index + 1) * block_size - num_missing
     positions = np.arange(start, end)  # (end - start,)
     positions[positions >= short_block_end] += num_missing
-    block_starts = blocks[positions // block_size] * block_size
-    return block_starts + positions % block_size
+    block_starts = blocks[positions // block_size] * block_size  # the first row of each block
+    positions_in_block = positions % block_size
+    return block_starts + positions_in_block

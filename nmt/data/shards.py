@@ -3,7 +3,7 @@
 A shard is an Arrow IPC stream, which any Arrow reader can open. `MappedShard` maps it to memory.
 """
 
-# N pairs. A row is the index of a pair in its shard.
+# N pairs. In this file, a row is the index of a pair in its shard.
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from nmt.errors import DataError, to_one_line
 from nmt.runtime.reading import check_regular
 
 IdArray = np.ndarray[Any, np.dtype[Any]]
-FlatIds = tuple[IdArray, IdArray]
-"""One side of N pairs: the concatenated ids of all lines, and the offset of each line (N + 1,).
+FlatNumbers = tuple[IdArray, IdArray]
+"""N lists of numbers: one array with all numbers, and the offsets of the lists (N + 1,).
 
-An alignment has the same form, with the numbers of words instead of ids.
+List i is `numbers[offsets[i] : offsets[i + 1]]`.
 """
+FlatIds = FlatNumbers
+"""One side of N pairs, with the ids of each line as a list."""
 
 _BATCH_ROWS = 50_000  # number of pairs of a record batch; the last one of a shard may have fewer
 _MAX_PAIRS = 1 << 40
@@ -94,21 +96,21 @@ class ShardWriter:
         src: FlatIds,
         tgt: FlatIds,
         texts: tuple[Sequence[str], Sequence[str]] | None = None,
-        alignment: FlatIds | None = None,
+        alignment: FlatNumbers | None = None,
     ) -> None:
         """Append N pairs.
 
-        Each side consists of ids and offsets (N + 1,) that start at 0: line i has the ids
-        `ids[offsets[i] : offsets[i + 1]]`, without BOS and EOS. `texts` are required if the file
-        has text columns. `alignment` has word numbers instead of ids, and is required if the file
-        has an alignment column.
+        The ids of `src` and `tgt` have no BOS and EOS, and their offsets start at 0. `texts` are
+        required if the file has text columns. `alignment` is required if the file has an alignment
+        column, and has a list of word numbers for each pair.
         """
         _, src_offsets = src
         num_pairs = len(src_offsets) - 1
         start = 0
         while start < num_pairs:
             num_pending_rows = self.shard.pairs % _BATCH_ROWS
-            end = min(num_pairs, start + _BATCH_ROWS - num_pending_rows)
+            num_missing_rows = _BATCH_ROWS - num_pending_rows  # until the record batch is full
+            end = min(num_pairs, start + num_missing_rows)
             columns = [
                 self._make_column("src", src, start, end),
                 self._make_column("tgt", tgt, start, end),
@@ -125,16 +127,17 @@ class ShardWriter:
         self.shard.src_tokens += len(src[0])
         self.shard.tgt_tokens += len(tgt[0])
 
-    def _make_column(self, name: str, side: FlatIds, start: int, end: int) -> pa.ListArray:
-        """Convert lines `start` up to `end` of a side to Arrow, and update `shard.longest`."""
-        ids, offsets = side
+    def _make_column(self, name: str, lists: FlatNumbers, start: int, end: int) -> pa.ListArray:
+        """Convert lists `start` up to `end` to Arrow. For lists of ids, update `shard.longest`."""
+        numbers, offsets = lists
         offsets = offsets[start : end + 1]
-        if name in _ID_COLUMNS:  # the numbers of an alignment are no tokens
+        if name in _ID_COLUMNS:
             max_length = int(np.diff(offsets).max()) + 1  # 1 for EOS
             self.shard.longest = max(self.shard.longest, max_length)
-        id_type = self._schema.field(name).type.value_type
-        ids_of_lines = ids[offsets[0] : offsets[-1]]
-        values = _to_arrow(ids_of_lines).cast(id_type)  # raises if the type is too small for an id
+        number_type = self._schema.field(name).type.value_type
+        column_numbers = numbers[offsets[0] : offsets[-1]]
+        # raises if the type is too small for a number
+        values = _to_arrow(column_numbers).cast(number_type)
         value_offsets = _to_arrow((offsets - offsets[0]).astype(np.int32))
         return pa.ListArray.from_arrays(value_offsets, values)
 
@@ -162,13 +165,15 @@ class MappedShard:
 
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
-        self._batch_starts = [0]  # first row of each record batch, then the number of all rows
+        # the first row of each record batch, and as the last item the number of all rows
+        self._batch_starts = [0]
         # each list has one item for each record batch
         self._batches: list[tuple[FlatIds, FlatIds]] = []  # source and target
-        self._alignments: list[FlatIds] = []  # empty if the file has no alignments
+        self._alignments: list[FlatNumbers] = []  # empty if the file has no alignments
         self._texts: list[list[pa.Array]] = []  # source and target; items are [] without text
         try:
             check_regular(path)
+            # the columns keep the file mapped after the block
             with pa.memory_map(str(path)) as source:
                 # pyarrow accepts a stream that was truncated between two batches
                 end = max(source.size() - len(_END_OF_STREAM), 0)
@@ -195,7 +200,8 @@ class MappedShard:
         self._texts.append([batch.column(name) for name in _TEXT_COLUMNS if name in names])
         if _ALIGNMENT_COLUMN in names:
             numbers, offsets = _to_numpy(batch.column(_ALIGNMENT_COLUMN))
-            if (np.diff(offsets) % 2).any():
+            lengths = np.diff(offsets)
+            if (lengths % 2 == 1).any():  # a link consists of two numbers
                 raise pa.ArrowInvalid("an alignment has half a link")
             self._alignments.append((numbers, offsets))
         src = _to_numpy(batch.column("src"))
@@ -237,8 +243,8 @@ class MappedShard:
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
 
-        The negative ids of a damaged file count as large ids, so that a comparison with the size of
-        the vocabulary finds them.
+        A damaged file may have negative ids. They count as very large ids, which the caller finds
+        when it compares the result with the size of the vocabulary.
         """
         largest_src = 0
         largest_tgt = 0
@@ -269,7 +275,8 @@ def _check_schema(schema: pa.Schema) -> None:
     Columns of text and a column of alignments are optional.
     """
     names = [name for name in schema.names if name != _ALIGNMENT_COLUMN]
-    is_valid = names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
+    valid_names = (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)  # without and with text
+    is_valid = names in valid_names
     for column in schema:
         if column.name in _TEXT_COLUMNS:
             has_valid_type = column.type == pa.string()
@@ -293,14 +300,15 @@ def _to_arrow(values: IdArray) -> pa.Array:
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
-def _to_numpy(column: pa.ListArray) -> FlatIds:
-    """Return ids and offsets of a column without a copy. `to_numpy` would import pandas."""
-    return _view(column.values), _view(column.offsets)
+def _to_numpy(column: pa.ListArray) -> FlatNumbers:
+    """Return the numbers and offsets of a column of lists without a copy."""
+    return _share_memory(column.values), _share_memory(column.offsets)
 
 
-def _view(array: pa.Array) -> IdArray:
-    """Return the values of an Arrow array as a NumPy array that shares their memory."""
-    return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
+def _share_memory(array: pa.Array) -> IdArray:
+    """Return a NumPy array with the memory of an Arrow array. `to_numpy` would import pandas."""
+    _, values = array.buffers()  # the first buffer says which values are missing
+    return np.frombuffer(values, dtype=str(array.type), count=len(array))
 
 
 def unusable_file_error(path: Path, problem: str = "is damaged") -> DataError:

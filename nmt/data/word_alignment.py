@@ -137,7 +137,8 @@ class WordAligner:
         for indices in _divide_pairs(pairs):
             links = self._align_padded([pairs[i] for i in indices], has_joint_ids)
             # column 0 has indices in the group; replace them by the indices in `pairs`
-            links[:, 0] = np.array(indices)[links[:, 0]]
+            pair_indices = np.array(indices)
+            links[:, 0] = pair_indices[links[:, 0]]
             all_links.append(links)
         joined = np.concatenate(all_links)
         order = np.argsort(joined[:, 0], kind="stable")
@@ -254,11 +255,13 @@ def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> A
     """
     # the last cumulative sum: `sum` would add in an order that depends on the padding, and would
     # round differently
-    totals = np.take(np.cumsum(prior, axis), [-1], axis)  # size 1 along `axis`
+    cumulative = np.cumsum(prior, axis)
+    totals = np.take(cumulative, [-1], axis)  # size 1 along `axis`
     totals[totals == 0] = 1.0  # rows of padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)
     highest = scores.max(axis, keepdims=True)
-    has_link = (highest > 0) & (highest >= _NULL_PROB * null_probs)
+    has_link = (highest > 0) & (highest >= _NULL_PROB * null_probs)  # size 1 along `axis`
+    best_positions = scores.argmax(axis, keepdims=True)  # size 1 along `axis`
     is_best = np.zeros(scores.shape, dtype=bool)
-    np.put_along_axis(is_best, scores.argmax(axis, keepdims=True), has_link, axis)
+    np.put_along_axis(is_best, best_positions, has_link, axis)  # sets these positions in place
     return is_best

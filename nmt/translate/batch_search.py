@@ -183,10 +183,9 @@ class BatchSearch:
                 for number in search.step():
                     single_request = replace(request, sources=[unfinished[number].ids])
                     # a translation that loops or met the length limit is searched again
-                    hypotheses_of_sentences = replace_loops(
-                        self.backend, single_request, [search.result(number)]
-                    )
-                    results.append((number, hypotheses_of_sentences[0]))
+                    hypotheses = search.result(number)
+                    [hypotheses] = replace_loops(self.backend, single_request, [hypotheses])
+                    results.append((number, hypotheses))
             # an engine may raise any type; `translate` below finds the segment that causes it
             except Exception as error:
                 num_unfinished = len(unfinished)

@@ -134,10 +134,11 @@ def build_line_results(
     `unk_replacement`, their hypotheses must have an alignment.
     """
     line_results = []
-    first = 0  # index in `search_results` of the line's first segment
+    start = 0  # index in `search_results` of the line's first segment
     for i, segments in enumerate(encoded.segments):
-        results_of_line = search_results[first : first + len(segments)]
-        first += len(segments)
+        end = start + len(segments)
+        results_of_line = search_results[start:end]
+        start = end
         if not segments:  # an empty line, or one that is copied
             line_results.append(LineResult([replace(EMPTY, text=encoded.copied_texts[i])]))
             continue
