@@ -68,7 +68,7 @@ class DataInfo:
     vocab_size: int = 0  # size of the target vocabulary
     tokenizer_sha256: str = ""
     max_length: int = 0
-    temperature: float = 1.0
+    temperature: float = 1.0  # evens out the weights of corpora; see `compute_pairs_per_epoch`
     splits: dict[str, list[CorpusShards]] = field(default_factory=dict)
     src_vocab_size: int | None = None  # size of the source vocabulary; None if there is only one
     directions: dict[str, LanguagePair] = field(default_factory=dict)

@@ -56,7 +56,8 @@ class TokenNoise:
         self.src_separator_id = _find_separator_id(tokenizers.src)
         self.tgt_separator_id = _find_separator_id(tokenizers.tgt)
         src_ids = {piece: i for i, piece in enumerate(tokenizers.src.all_pieces())}
-        # ids of the symbols of hints, see `_mark_hints`; -1 for a symbol that the vocabulary lacks
+        # ids of the symbols of hints, such as "SOURCE house TARGET Haus DONE"; -1 for a symbol that
+        # the vocabulary lacks
         self.hint_ids = [src_ids.get(symbol, -1) for symbol in (SOURCE, TARGET, DONE)]
         # ids that stay unchanged at the start of a side
         self.src_prefixes = [tokenizers.src.prefix_ids]
@@ -144,10 +145,12 @@ def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     two fixed tokens are a segment. To keep tokens from moving to another segment, `max_distance` +
     1 is added to the noise once for each earlier segment.
     """
-    # for example, a separator between two lines of two tokens: 0 0 1 2 2
+    # Each fixed token begins two segments, its own and the next one. So the index of a segment is
+    # twice the number of fixed tokens so far, and one less in a fixed token itself. For example, a
+    # separator between two lines of two tokens gives 0 0 1 2 2.
     segment_indices = 2 * is_fixed.cumsum() - is_fixed
-    noise_range = max_distance + 1
-    sort_keys = np.arange(len(draws)) + (draws + segment_indices) * noise_range
+    noise = (draws + segment_indices) * (max_distance + 1)
+    sort_keys = np.arange(len(draws)) + noise
     return np.argsort(sort_keys, kind="stable")
 
 

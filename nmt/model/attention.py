@@ -5,7 +5,8 @@ Positional encodings are in `nmt.model.positions`.
 """
 
 # B batch, T queries, S keys, D d_model, H heads, d dimensions of a head
-# K heads of keys and values: H, or fewer if query heads share them
+# K heads of keys and values: H, or fewer if query heads share them. In equations, however, K is the
+# matrix of keys, as in the paper.
 
 from __future__ import annotations
 
@@ -204,7 +205,10 @@ class MultiHeadAttention(nn.Module):
         context: AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Let `x` (B, T, D) attend to `memory` (B, S, D), which is `x` in self-attention."""
+        """Let `x` (B, T, D) attend to `memory` (B, S, D), which is `x` in self-attention.
+
+        If this module is a key of `attention_out`, its weights are stored there.
+        """
         q, k, v = self.project(x, memory)  # (B, H, T, d), 2 x (B, K, S, d)
         q, k = self.normalize_and_rotate(q, k, context.positions)
         k = repeat_heads(k, self.num_heads)  # (B, H, S, d)

@@ -81,6 +81,7 @@ class DiverseSearch(BeamSearch):
                 continue
             # for each hypothesis, the index of its pair among the P pairs (Q,)
             _, pair_of_row = torch.unique_consecutive(row_pairs[rows], return_inverse=True)
+            # maps the Q hypotheses to a grid of the P pairs and their beams
             grid = BeamGrid(pair_of_row, len(pair_indices), device)
             sentence_of_group_pair = sentence_of_pair[pair_indices]  # (P,)
             sentence_of_row = to_device(sentence_of_group_pair[pair_of_row], device)  # (Q,)

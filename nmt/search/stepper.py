@@ -218,7 +218,7 @@ class ModelStepper:
 
     def _make_attention_out(self) -> AttentionWeights:
         """Return a dictionary in which the model stores the weights of `_alignment_module`."""
-        return {self._alignment_module: None}
+        return {self._alignment_module: None}  # None until the model runs
 
     def _attention_to_source(self, attention_out: AttentionWeights) -> Tensor:
         """Return the weights in `attention_out`, averaged over heads that align words, (B, T, S).

@@ -64,7 +64,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         if world.is_main:
             with run_dir_errors(run.run_dir):
                 save_config(run.run_dir, config_yaml)
-        stack.enter_context(run.learner.ranks_connected())
+        stack.enter_context(run.learner.ranks_connected())  # to exchange gradients
         trainer = Trainer(run, state, signals)
         stack.callback(trainer.metrics_writer.close)
         stack.callback(trainer.profiler.close)
@@ -257,7 +257,7 @@ class Trainer:
         rank_losses = []  # the rows of each batch of this rank, and its loss per token
         # not strict, since a rank without batches has one loss, the loss of a filler
         for rows, loss_sum in zip(plan.batches, result.batch_losses.tolist(), strict=False):
-            num_tokens = int(lengths[rows, 1].sum())
+            num_tokens = int(lengths[rows, 1].sum())  # of targets
             rank_losses.append((rows, loss_sum / num_tokens))
         all_losses = list(itertools.chain.from_iterable(gather(rank_losses)))
         description = describe_batches(all_losses)

@@ -102,6 +102,7 @@ class PartialFile:
 
     def __enter__(self) -> PartialFile:
         with self._disk_errors():
+            # `open_without_waiting`: if the path is a pipe, do not wait for a reader
             self._stream = open(self.path, "ab", buffering=0, opener=open_without_waiting)
         if not self._lock():
             self._stream.close()

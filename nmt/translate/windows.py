@@ -136,7 +136,7 @@ class WindowReader:
         lines: list[str] = []
         num_characters = 0
         for line in self._lines:
-            self._count_and_hash(line)
+            self._count_and_hash(line)  # adds 1 to `num_lines`
             lines.append(line)
             num_characters += len(line)
             if self.num_lines == end_line or num_characters > _MAX_CHARACTERS:
