@@ -49,9 +49,12 @@ def train(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Setti
     if not (run_dir / "done").exists():
         settings.say(f"training a model to translate with, {updates} updates:")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-        optimizer, peak_learning_rate = Optimizer.muon, 0.003
-        if model.d_model > _MAX_D_MODEL_OF_MUON[settings.device]:
-            optimizer, peak_learning_rate = Optimizer.adam, 0.0005
+        if model.d_model <= _MAX_D_MODEL_OF_MUON[settings.device]:
+            optimizer = Optimizer.muon
+            peak_learning_rate = 0.003
+        else:
+            optimizer = Optimizer.adam
+            peak_learning_rate = 0.0005
         config = TrainConfig(
             data_dir=str(corpus.data_dir),
             run_dir=str(run_dir),
