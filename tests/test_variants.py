@@ -32,7 +32,7 @@ from nmt.model.attention import MultiHeadAttention, as_context, causal_mask, pad
 from nmt.model.fast import FastTransformer, prepare_for_inference
 from nmt.model.fast.packing import pack
 from nmt.model.layers import FeedForward, new_norm
-from nmt.model.positions import Learned, Rotary, TokenPositions
+from nmt.model.positions import Learned, Rotary, TokenPositions, rotate_pairs
 from nmt.model.transformer import Transformer
 
 LENGTHS = [7, 3, 5, 1]
@@ -376,3 +376,14 @@ def test_autocast_changes_the_modern_layers_by_rounding_only() -> None:
             ]
         for hidden in outputs:
             assert 1e-4 < (hidden - exact).norm() / exact.norm() < 0.03, name
+
+
+def test_pairs_rotate_alike_with_and_without_complex_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    angles = torch.rand(5, 1, 4)
+    rotations = torch.stack([angles.cos(), angles.sin()], dim=-1)  # (5, 1, d/2, 2)
+    x = torch.randn(5, 3, 8)
+    expected = rotate_pairs(x, rotations)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_near(rotate_pairs(x, rotations), expected, atol=1e-6)
