@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,19 @@ def test_line_i_answers_line_i_whatever_is_in_the_text(model: Path, tmp_path: Pa
     records = [json.loads(line) for line in output_lines]
     assert [record["index"] for record in records] == list(range(len(HOSTILE)))
     assert [record["hypotheses"][0]["text"] for record in records] == alone
+
+
+def test_text_that_is_read_as_lines_needs_no_readers_of_documents(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nmt.cli.translate_document", None)  # its import fails
+    source = write_lines(tmp_path / "in.txt", ["the house"])
+    output = tmp_path / "out.txt"
+    assert translate([f"model_dir={model}", f"input={source}", f"output={output}"]) == 0
+    assert output.read_text(encoding="utf-8").count("\n") == 1
+    document = write_lines(tmp_path / "in.html", ["<p>the house</p>"])
+    with pytest.raises(ImportError):
+        translate([f"model_dir={model}", f"input={document}", f"output={output}"])
 
 
 def test_a_line_that_is_not_utf8_is_named_and_the_windows_before_it_are_written(
