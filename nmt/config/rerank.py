@@ -99,7 +99,7 @@ class RerankConfig(Settings):
 
     @property
     def enabled_reranking(self) -> RerankConfig | None:
-        """The settings of reranking alone, with absolute paths; None without reranking."""
+        """Only the settings of reranking, with absolute paths; None without reranking."""
         if self.rerank is RerankScore.none:
             return None
         # `self` is an instance of a subclass, which has other settings, too

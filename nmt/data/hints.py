@@ -5,7 +5,7 @@ symbols, so that every engine can translate it:
 
     The__source__ dog__target__ Hund__done__ runs.
 
-The space before a word stands between the symbol and the word. SentencePiece therefore divides the
+The space before a word is between the symbol and the word. SentencePiece therefore divides the
 word into the same pieces as without a hint. `nmt.data.terminology` adds hints to training pairs.
 """
 

@@ -182,7 +182,7 @@ class Tokenizer:
 
     @property
     def is_imported(self) -> bool:
-        """Whether the ids are those of an imported `vocabulary`, and not SentencePiece's."""
+        """Whether the ids come from an imported `vocabulary` instead of SentencePiece."""
         return self.vocabulary is not None
 
     @functools.cached_property

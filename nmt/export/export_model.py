@@ -337,7 +337,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
 def _set_language(tokenizer: Tokenizer, language: str) -> Tokenizer:
     """Return a tokenizer of M2M100 or NLLB that puts `language` before every text.
 
-    If `language` is "", the `prefix_ids` stay as they are.
+    If `language` is "", the `prefix_ids` do not change.
     """
     assert tokenizer.vocabulary is not None
     prefix_ids = tokenizer.prefix_ids

@@ -242,7 +242,7 @@ class Glossary:
 
 
 def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:
-    """Return the case-sensitive entries that match, or if there are none, the other entries.
+    """Return the case-sensitive entries that match. If none matches, return the other entries.
 
     The sources of all `entries` are equal to the text `matched`, apart from case and spaces.
     """

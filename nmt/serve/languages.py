@@ -55,7 +55,7 @@ class Languages:
         model has the region of a code, the language without region matches: "de" for "de-AT".
         """
         language = _normalize(name).split("-")[0]
-        # the last key matches a served code that is a language alone, such as "de"
+        # the last key matches a served code without region, such as "de"
         keys = [*_lookup_keys(name), language]
         for key in keys:
             if key in self._code_by_key:

@@ -36,7 +36,7 @@ class Parameters(dict[str, Any]):
     def text(self, name: str, default: str | None = None) -> str:
         """Return a parameter that is a string.
 
-        A missing or empty parameter gets the value `default`, and is an error if that is None.
+        A missing or empty parameter gets the value `default`. Without a default, it is an error.
         """
         value = self.get(name)
         if value is None or value == "":

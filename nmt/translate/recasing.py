@@ -25,7 +25,7 @@ _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
 # The first letter of a sentence, but not of a placeholder such as {name} or a tag
 _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[^\w{<%$]*\w")
-_UNKNOWN_COST = 1000  # number of tokens that an unknown token counts as, more than a word has
+_UNKNOWN_COST = 1000  # more tokens than a word has
 
 
 def find_case(text: str) -> str:
@@ -49,8 +49,9 @@ def find_case(text: str) -> str:
 def to_sentence_case(text: str, tokenizer: Tokenizer) -> str:
     """Return a text in capitals or in title case in the case of ordinary sentences.
 
-    A word gets the case in which `tokenizer` needs the fewest tokens for it, or lower case if
-    several need as many. In title case, words with further capitals, such as NASA, do not change.
+    A word becomes the form with the fewest tokens of `tokenizer`: in lower case, with a capital, or
+    unchanged. Of forms with equally few tokens, the first in this order is chosen. In title case,
+    words with further capitals, such as NASA, do not change.
     """
     is_upper = text.isupper()
 
@@ -76,14 +77,14 @@ def _is_capitalized(word: str) -> bool:
 
 @lru_cache(maxsize=16384)
 def _usual_case(word: str, tokenizer: Tokenizer) -> str:
-    """Return a word in lower case, with a capital, or as it is: whatever has the fewest tokens."""
+    """Return the form of a word with the fewest tokens, see `to_sentence_case`."""
     lowered = word.lower()
     capitalized = re.sub(r"\w", lambda match: match[0].upper(), lowered, count=1)
-    # `min` returns the first of several words with as few tokens
-    return min((lowered, capitalized, word), key=lambda form: _count_tokens(form, tokenizer))
+    forms = (lowered, capitalized, word)  # `min` returns the first of several equal ones
+    return min(forms, key=lambda form: _count_tokens(form, tokenizer))
 
 
 def _count_tokens(word: str, tokenizer: Tokenizer) -> int:
-    """Return the number of tokens of a word. An unknown token counts as many."""
+    """Return the number of tokens of a word, and `_UNKNOWN_COST` for each unknown token."""
     ids = tokenizer.encode(word)
     return len(ids) + _UNKNOWN_COST * ids.count(tokenizer.unk_id)

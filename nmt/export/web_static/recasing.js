@@ -18,7 +18,7 @@ const WORD = /\S+/gu;
 const WORD_CHARACTER = /[\p{L}\p{N}_]/u;
 // The first letter of a sentence, but not of a placeholder such as {name} or a tag
 const SENTENCE_START = /(?:^|[.!?…]\s)[^\p{L}\p{N}_{<%$]*[\p{L}\p{N}_]/gu;
-const UNKNOWN_COST = 1000; // number of tokens that an unknown token counts as, more than a word has
+const UNKNOWN_COST = 1000; // more tokens than a word has
 
 /** Return "upper" for a text in capitals, "title" for one in title case, and otherwise "". */
 export function findCase(text) {
@@ -37,8 +37,9 @@ export function findCase(text) {
 /**
  * Return a text in capitals or in title case in the case of ordinary sentences.
  *
- * A word gets the case in which `tokenizer` needs the fewest tokens for it, or lower case if several need as
- * many. In title case, words with further capitals, such as NASA, do not change.
+ * A word becomes the form with the fewest tokens of `tokenizer`: in lower case, with a capital, or unchanged.
+ * Of forms with equally few tokens, the first in this order is chosen. In title case, words with further
+ * capitals, such as NASA, do not change.
  */
 export function toSentenceCase(text, tokenizer) {
   const isUpperText = isUpper(text);
@@ -55,7 +56,7 @@ export function applyCase(text, textCase) {
   return text;
 }
 
-/** Return a word in lower case, with a capital, or as it is: whatever has the fewest tokens. */
+/** Return the form of a word with the fewest tokens, see `toSentenceCase`. */
 function usualCase(word, tokenizer) {
   const lowered = word.toLowerCase();
   const capitalized = lowered.replace(WORD_CHARACTER, (letter) => letter.toUpperCase());
@@ -66,7 +67,7 @@ function usualCase(word, tokenizer) {
   return best;
 }
 
-/** Return the number of tokens of a word. An unknown token counts as many. */
+/** Return the number of tokens of a word, and UNKNOWN_COST for each unknown token. */
 function countTokens(word, tokenizer) {
   const ids = tokenizer.encode(word);
   const numUnknown = ids.filter((id) => id === tokenizer.vocabulary.unk_id).length;
