@@ -47,6 +47,9 @@ RULES: dict[str, dict[str, Any]] = {
     "least": {"alpha": 1.0, "min_length": 2},
     "least short": {"alpha": -0.5, "min_length": 2},
 }
+ONE_AND_TWO_SENTENCES = (toy_source(2), toy_source(2, 2))
+"""Sources of one sentence, which `nmt.search.single` searches, and of two, for `BeamSearch`."""
+
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
 
@@ -131,7 +134,8 @@ def test_a_live_hypothesis_is_dropped_only_when_it_cannot_win_by_the_least(
     if rule.get("coverage_penalty") or rule.get("min_length"):
         return
     settings = config(3, b=3, **rule)
-    for n_best, margin in itertools.product((1, 2), (-0.002, -0.00002, 0.00002, 0.002)):
+    margins = (-0.002, -0.00002, 0.00002, 0.002)
+    for n_best, margin, source in itertools.product((1, 2), margins, ONE_AND_TWO_SENTENCES):
         finished_scores = [normalized(-2.0, 1, settings), normalized(-2.2, 2, settings)]
         score_to_beat = sorted(finished_scores, reverse=True)[n_best - 1]
         factor = normalized(1.0, 3, settings) - normalized(0.0, 3, settings)
@@ -145,9 +149,9 @@ def test_a_live_hypothesis_is_dropped_only_when_it_cannot_win_by_the_least(
                 (5, 5): {EOS: 0.0},
             }
         )
-        (hypotheses,) = find(stepper, toy_source(2), settings, n_best=n_best)
+        hypotheses = find(stepper, source, settings, n_best=n_best)[-1]
         is_result = [5, 5, EOS] in [h.tokens for h in hypotheses]
-        assert is_result == (margin > 0), (n_best, margin)
+        assert is_result == (margin > 0), (n_best, margin, len(source[1]))
         if n_best == 1 and finished_scores[0] >= finished_scores[1] and not is_result:
             assert len(stepper.num_rows) <= 2, margin  # the score to beat is known after one step
 
@@ -228,13 +232,16 @@ def test_ties_are_won_by_the_first_prefix_and_the_lowest_id() -> None:
 
 
 def test_results_with_equal_scores_are_in_the_order_in_which_they_ended() -> None:
-    stepper = TableStepper({(): {EOS: -1.0, 4: -1.0}, (4,): {EOS: 0.0}})
     settings = config(2, b=4, alpha=0.0)
-    (hypotheses,) = find(stepper, toy_source(2), settings)
-    assert [h.tokens for h in hypotheses] == [[EOS], [4, EOS]]
-    (hypotheses,) = find(stepper, toy_source(2), settings, n_best=1)
-    assert [h.tokens for h in hypotheses] == [[EOS]]
-    assert stepper.num_rows == [1, 1, 1]  # 2 steps, then 1: an equal score does not win
+    for source in ONE_AND_TWO_SENTENCES:
+        num_sentences = len(source[1])
+        stepper = TableStepper({(): {EOS: -1.0, 4: -1.0}, (4,): {EOS: 0.0}})
+        hypotheses = find(stepper, source, settings)[-1]
+        assert [h.tokens for h in hypotheses] == [[EOS], [4, EOS]], num_sentences
+        hypotheses = find(stepper, source, settings, n_best=1)[-1]
+        assert [h.tokens for h in hypotheses] == [[EOS]], num_sentences
+        # 2 steps, then 1: an equal score does not win
+        assert stepper.num_rows == [num_sentences] * 3
 
 
 def test_a_model_without_finite_log_probabilities_is_refused() -> None:
