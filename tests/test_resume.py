@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.errors import EXIT_STOPPED, ConfigError
+from nmt.errors import EXIT_STOPPED, ConfigError, DataError
 from nmt.model.transformer import Transformer
 from nmt.training.checkpoints import TrainerState, seed_update
 from nmt.training.checks import stop_signals
@@ -45,6 +46,7 @@ from nmt.training.initial_weights import (
     use_initial_architecture,
 )
 from nmt.training.run_folder import check_fingerprint, make_fingerprint
+from nmt.training.validation import Validation
 
 SMALL = ["valid_bleu=false", "max_updates=20"]
 # dropout and accumulation are on in any case; several epochs pass
@@ -173,6 +175,20 @@ def test_a_schedule_free_run_may_end_anywhere_and_go_on_with_the_same_bits(
     uncut = assert_resumes_exactly(toy_data, tmp_path, options, ends=(3, 5, 9))
     losses = read_values(uncut, "valid_loss", "valid_loss")
     assert losses[-1] == read_values(tmp_path / "cut", "valid_loss", "valid_loss")[-1]
+
+
+def test_a_validation_that_failed_is_repeated_by_the_same_command(
+    short: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    options = [*SMALL, "max_updates=4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Validation, "compute_loss", Mock(side_effect=DataError("no data")))
+        assert train(toy_data, run, options) == 2
+    assert not read_records(run, "valid_loss")
+    assert train(toy_data, run, options) == 0
+    assert_same_run(short, run)
+    assert read_values(run, "valid_loss") == [4]
 
 
 # --- signals
