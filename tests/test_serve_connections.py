@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
+import multiprocessing
 import re
 import signal
 import socket
@@ -14,8 +16,9 @@ import time
 from asyncio import selector_events
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import uvicorn
@@ -34,9 +37,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
+from nmt.documents.document import ReadOptions
 from nmt.errors import ConfigError
-from nmt.serve import protocol
-from nmt.serve.file_process import start_fork_server
+from nmt.serve import file_process, protocol
+from nmt.serve.file_process import FileProcesses, OpenFile, _FileReader, start_fork_server
+from nmt.serve.http_errors import HttpError, TooManyRequestsError
 from nmt.serve.server import Server
 
 
@@ -361,6 +366,62 @@ def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
         assert [upload.result().status for upload in uploads] == [200] * 3
         num_files["127.0.0.1"] = 8
         assert server.upload("a.txt", b"the tree", **GOOD).status == 429
+
+
+def test_the_number_of_open_files_is_limited_for_each_client_and_in_total(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def start_nothing(_: OpenFile) -> None:
+        """Start no process: the limits do not depend on it."""
+
+    async def open_files() -> None:
+        files = FileProcesses(PATIENCE_SECONDS)
+        async with AsyncExitStack() as stack:
+            for number in range(32):
+                client = f"client {number // 8}"
+                await stack.enter_async_context(files.open(client, "a.txt", b"", ReadOptions()))
+                if number == 7:  # other clients may still open files
+                    await assert_refused(files, client)
+            await assert_refused(files, "another client")
+        async with files.open("client 0", "a.txt", b"", ReadOptions()):
+            assert files._num_files_by_client == {"client 0": 1}
+        assert not files._num_files_by_client
+
+    async def assert_refused(files: FileProcesses, client: str) -> None:
+        with pytest.raises(TooManyRequestsError, match="too many files"):
+            async with files.open(client, "a.txt", b"", ReadOptions()):
+                pass
+
+    monkeypatch.setattr(OpenFile, "start", start_nothing)
+    asyncio.run(open_files())
+
+
+class SleepingReader(_FileReader):
+    """Sleeps instead of reading. If nothing kills it, it creates the file and ends."""
+
+    def read(self, max_sentences: int, max_text_sentences: int) -> NoReturn:
+        time.sleep(20)
+        Path(self._name).touch()
+        sys.exit()
+
+
+def test_a_process_that_takes_too_long_for_a_file_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_process, "FORK_CONTEXT", multiprocessing.get_context("fork"))
+    created = tmp_path / "a.txt"
+
+    async def read(threads: ThreadPoolExecutor) -> None:
+        reader = SleepingReader(str(created), b"the tree", ReadOptions())
+        file = OpenFile(reader, threads, timeout_seconds=0.01)
+        await file.start()
+        with pytest.raises(HttpError, match="cannot be read within 0.01 s; cut it into several"):
+            await file.call("read", 10, 10)
+        file.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.run(read(threads))
+    assert not created.exists()
 
 
 def test_the_log_says_whether_accepted_requests_are_finished(
