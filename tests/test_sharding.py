@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from test_gradients import CUTS, change, make_update, without_dropout
-from tiny import tiny_config
+from test_gradients import CUTS, accumulate, change, gradient, make_update, without_dropout
+from tiny import assert_near, tiny_config
 from toy import call_before, make_run, read_weights, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Sharding, TrainConfig
@@ -115,6 +116,26 @@ def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
         )
     assert len(passes) == 2 * 3 + 3
     torch.testing.assert_close(states[1], states[0], atol=1e-6, rtol=0)
+
+
+def test_a_rank_with_fewer_micro_batches_runs_others_that_change_no_gradient(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_run(data_dir, tmp_path).learner
+    update = make_update(CUTS["unequal"])
+    monkeypatch.setattr("nmt.training.learner.gather", lambda count: [count, count + 3])
+    num_passes = []
+    gradients = []
+    for sharded in (None, Mock()):
+        learner.sharded = sharded
+        hook = Mock(return_value=None)  # else it would replace the output
+        with learner.objective.register_forward_hook(hook):
+            accumulate(learner, update)
+        num_passes.append(hook.call_count)
+        gradients.append(gradient(learner.model))
+        learner.zero_grad()
+    assert num_passes == [3, 3 + 3]
+    assert_near(gradients[1], gradients[0])
 
 
 @pytest.mark.slow
