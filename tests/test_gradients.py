@@ -25,6 +25,7 @@ from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.layers import FastLinear
+from nmt.runtime.distributed import World
 from nmt.training.batches import BatchMaker
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, UpdateResult
@@ -133,6 +134,18 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
             assert_close(gradient(learner.model), exact)
             assert_near(sums[-1].sum(0), sums[0].sum(0), (name, max_tokens))
             learner.zero_grad()
+
+
+def test_the_mean_of_the_gradients_of_ranks_is_the_gradient_of_their_update(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    learner = make_run(data_dir, tmp_path, World(size=3)).learner
+    exact = exact_gradient(learner, list(range(10)))
+    update = make_update(CUTS["unequal"])
+    for batch in update.batches:  # the only one of a rank
+        accumulate(learner, replace(update, batches=[batch]))
+    mean = {name: total / 3 for name, total in gradient(learner.model).items()}
+    assert_close(mean, exact)
 
 
 @pytest.mark.slow
