@@ -83,6 +83,18 @@ def test_equal_ids_are_copies_only_in_a_joint_vocabulary() -> None:
     assert aligner.align([([], [1]), ([7], [])], has_joint_ids=True).tolist() == []
 
 
+def test_a_token_of_either_side_has_at_most_one_link() -> None:
+    draw = np.random.default_rng(3)
+    pairs = [(draw.integers(9, size=20), draw.integers(9, size=20)) for _ in range(20)]
+    aligner = WordAligner(pairs, src_vocab_size=9, tgt_vocab_size=9)
+    links = aligner.align(pairs, has_joint_ids=False).tolist()
+    assert len(links) > 100
+    tgt_tokens = {(pair, tgt_position) for pair, tgt_position, _ in links}
+    src_tokens = {(pair, src_position) for pair, _, src_position in links}
+    assert len(tgt_tokens) == len(links)
+    assert len(src_tokens) == len(links)
+
+
 def test_the_links_of_a_pair_do_not_depend_on_the_other_pairs() -> None:
     draw = np.random.default_rng(1)
     pairs = []
