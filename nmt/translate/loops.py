@@ -80,15 +80,23 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
         return False
     if max(Counter(target).values(), default=0) <= max_repeats:
         return False
-    return count_repeats(target) > max(max_repeats, count_repeats(source))
+    # sequences that occur more than `max_repeats` times in a row are at most this long
+    max_period = len(target) // (max_repeats + 1)
+    num_repeats = count_repeats(target, max_period)
+    return num_repeats > max_repeats and num_repeats > count_repeats(source)
 
 
-def count_repeats(tokens: Sequence[Any]) -> int:
-    """Return the largest number of times in a row that a sequence occurs: 3 in `x a b a b a b`."""
+def count_repeats(tokens: Sequence[Any], max_period: int | None = None) -> int:
+    """Return the largest number of times in a row that a sequence occurs: 3 in `x a b a b a b`.
+
+    With `max_period`, counts only sequences of at most this many tokens.
+    """
     token_ids = {token: i for i, token in enumerate(tokens)}
     ids = np.array([token_ids[token] for token in tokens])
     num_repeats = min(len(ids), 1)
-    for period in range(1, len(ids) // 2 + 1):
+    if max_period is None:
+        max_period = len(ids) // 2
+    for period in range(1, max_period + 1):
         # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later. This
         # run of 4 equal tokens gives 4 // 2 + 1 = 3 repeats.
         differs = ids[:-period] != ids[period:]  # from the token one period later
