@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
@@ -101,12 +100,6 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-@functools.cache
-def _list_ranges(settings_class: type[Settings]) -> list[tuple[str, Range]]:
-    """Return the name and the range of each setting of a group."""
-    return [(setting.name, setting.metadata["range"]) for setting in fields(settings_class)]
-
-
 @dataclass(kw_only=True)
 class Settings:
     """A group of settings, whose values are checked when it is constructed."""
@@ -120,17 +113,17 @@ class Settings:
         Numbers without an upper bound must be at most `MAX_NUMBER`: sums and products of larger
         numbers could overflow.
         """
-        for name, bounds in _list_ranges(type(self)):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):  # a bool is an int
-                continue
-            # NaN: a range with an upper bound does not contain it, and `<=` is False for it
-            has_upper_bound = bounds.high is not None or bounds.below is not None
-            if not has_upper_bound and not value <= MAX_NUMBER:
-                problem = "is not a number" if math.isnan(value) else _MAX_NUMBER_RULE
-                self.require(False, name, problem)
-            if not bounds.contains(value):  # only then, since `str(bounds)` takes long
-                self.require(False, name, str(bounds))
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            bounds = setting.metadata["range"]
+            if isinstance(value, (int, float)) and not isinstance(value, bool):  # a bool is an int
+                # a range with an upper bound does not contain NaN
+                if bounds.high is None and bounds.below is None:
+                    self.require(not math.isnan(value), setting.name, "is not a number")
+                    is_in_limit = value <= MAX_NUMBER
+                    self.require(is_in_limit, setting.name, _MAX_NUMBER_RULE)
+                if not bounds.contains(value):  # only then, since `str(bounds)` takes long
+                    self.require(False, setting.name, str(bounds))
         self.check()
 
     def check(self) -> None:
