@@ -201,6 +201,18 @@ def request_with_proposed_names(server: Server) -> None:
         assert server.upload("t.csv", table, columns=name, **languages).status == 200
 
 
+def test_names_are_proposed_that_are_almost_as_similar_as_the_most_similar_one() -> None:
+    names = ["max_tokens", "max_updates", "max_updaters", "optimizer.warmup_steps"]
+    for name, expected in (
+        ("max_updte", "did you mean max_updates or max_updaters?"),  # not max_tokens
+        ("max_toens", "did you mean max_tokens?"),
+        ("warmup_steps", "did you mean optimizer.warmup_steps?"),
+        ("zzz", "valid: max_tokens, max_updaters, max_updates, optimizer.warmup_steps"),
+    ):
+        assert errors.suggest_names(name, names) == expected
+    assert errors.suggest_names("zzz", names, "see docs/settings.md") == "see docs/settings.md"
+
+
 @pytest.mark.slow
 def test_each_proposed_name_works_in_place_of_the_misspelled_one(
     workspace: Path,
