@@ -162,11 +162,11 @@ def test_smaller_weights_give_nearly_the_same_translations(
         assert sizes[1] < 0.75 * sizes[0]
 
 
-@pytest.mark.slow
 def test_a_file_states_its_operators_and_holds_every_matrix_once(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    folder = random_model(tmp_path / "model", tokenizer, d_model=64, d_ff=64)
+    shallow = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    folder = random_model(tmp_path / "model", tokenizer, d_model=64, d_ff=64, **shallow)
     output = exported(folder, ONNX, max_positions=20)
     for name in ("encoder.onnx", "decoder.onnx"):
         model = onnx.load(output / name)
