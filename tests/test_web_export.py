@@ -8,7 +8,9 @@ import io
 import itertools
 import json
 import random
+import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +31,7 @@ from nmt.data.text import replace_line_breaks
 from nmt.data.tokenizer import MappedTokenizer, Tokenizer, TokenizerPair, Vocabulary
 from nmt.errors import ConfigError, ModelError
 from nmt.export.export_model import export_model
-from nmt.export.web import read_vocabulary
+from nmt.export.web import _write_file_list, read_vocabulary
 from nmt.translate.long_lines import split_line
 from nmt.translate.results import Translation
 from nmt.translate.translator import Translator
@@ -638,6 +640,25 @@ def test_it_fits_phones_and_desktops_and_axe_finds_nothing_serious(
             assert not serious
     assert len(backgrounds) == 2
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_version_of_a_page_changes_with_the_content_of_each_file_that_it_loads(
+    tmp_path: Path,
+) -> None:
+    def make_version(contents: dict[str, str]) -> str:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        for name, content in contents.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        _write_file_list(folder)
+        return (folder / "files.js").read_text(encoding="utf-8").splitlines()[0]
+
+    page = {"index.html": "page", "decoder.onnx": "weights", "LICENSE.txt": "terms"}
+    version = make_version(page)
+    assert re.fullmatch('const VERSION = "[0-9a-f]{16}";', version)
+    assert make_version(page) == version
+    assert make_version(page | {"LICENSE.txt": "other terms"}) == version
+    for name in ("index.html", "decoder.onnx"):
+        assert make_version(page | {name: "new"}) != version, name
 
 
 def test_settings_that_the_web_page_lacks_are_refused_by_name(
