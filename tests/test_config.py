@@ -131,6 +131,18 @@ def test_every_yaml_composes_and_has_known_keys() -> None:
     assert files == {f"{group}/{name}.yaml" for group, name in CHOICES}
 
 
+def test_commands_without_yaml_files_compose_the_same_settings_with_hydra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compose_all() -> list[Any]:
+        configs = [composed(name) for name in COMMANDS]
+        return [*configs, composed("translate", "beam_size=3", "output=a", "suppress=[b,c]")]
+
+    without_hydra = compose_all()
+    monkeypatch.setattr(compose, "_needs_hydra", lambda *_: True)
+    assert compose_all() == without_hydra
+
+
 def test_base_and_big_spell_out_every_hyperparameter() -> None:
     for name in ("base", "big"):
         content = yaml.safe_load((FOLDER / f"model/{name}.yaml").read_text(encoding="utf-8"))

@@ -121,22 +121,36 @@ def test_commands_import_what_they_need_and_garbage_collection_skips_it() -> Non
     code = (
         "import gc, sys; from nmt.cli.commands import COMMANDS; from nmt.cli.main import main;"
         "status = main(COMMANDS['translate'], ['model_dir=nowhere']);"
-        "print(status, gc.isenabled(), len(gc.get_objects()) < 50_000, 'torch' in sys.modules)"
+        "print(status, gc.isenabled(), len(gc.get_objects()) < 50_000);"
+        "print('torch' in sys.modules, 'hydra' in sys.modules)"
     )
-    assert run_python(code) == ["2", "True", "True", "True"]
+    assert run_python(code) == ["2", "True", "True", "True", "False"]
+
+
+@pytest.mark.slow
+def test_a_value_may_use_a_resolver_of_hydra() -> None:
+    # in another process, in which no earlier test has registered the resolvers
+    code = (
+        "from nmt.cli.commands import COMMANDS; from nmt.cli.compose import compose_command;"
+        "words = ['output=out-${python_version:major}.txt'];"
+        "print(compose_command(COMMANDS['translate'], words, print).config.output)"
+    )
+    assert run_python(code) == [f"out-{sys.version_info.major}.txt"]
 
 
 # packages and modules that a command needs for some jobs only, and imports for these
 IMPORTED_LATER = {
     "translate": [
-        *["ctranslate2", "filelock", "google", "html.parser", "jinja2", "pyarrow", "sacrebleu"],
+        *["ctranslate2", "filelock", "google", "html.parser", "hydra", "jinja2", "pyarrow"],
         *["nmt.data.binary", "nmt.data.vocabulary", "nmt.documents.formats", "nmt.evaluate"],
-        *["nmt.export", "xml.parsers.expat"],
+        *["nmt.export", "sacrebleu", "xml.parsers.expat"],
     ],
-    "train": ["jinja2", "nmt.documents", "nmt.export", "nmt.preprocess"],
-    "evaluate": ["google", "jinja2", "nmt.checkpoint", "nmt.translate", "pyarrow", "torch"],
-    "preprocess": ["google", "jinja2", "nmt.preprocess", "pyarrow", "torch"],
-    "serve": ["asyncio", "nmt.serve", "starlette", "torch", "uvicorn"],
+    "train": ["hydra", "jinja2", "nmt.documents", "nmt.export", "nmt.preprocess"],
+    "evaluate": [
+        *["google", "hydra", "jinja2", "nmt.checkpoint", "nmt.translate", "pyarrow", "torch"],
+    ],
+    "preprocess": ["google", "hydra", "jinja2", "nmt.preprocess", "pyarrow", "torch"],
+    "serve": ["asyncio", "hydra", "nmt.serve", "starlette", "torch", "uvicorn"],
 }
 
 
@@ -175,7 +189,7 @@ INTERRUPT_AN_IMPORT = """
 import os, signal, sys
 
 interrupted_module = sys.argv[1]
-sys.argv[:] = ["nmt-translate", "model_dir=nowhere"]
+sys.argv[:] = ["nmt-translate", "experiment=copy", "model_dir=nowhere"]
 
 class Finder:
     def find_spec(self, name, path=None, target=None):

@@ -4,6 +4,9 @@ Hydra merges the defaults of a command with the YAML files of the chosen config 
 file of an experiment contains settings of data, training and search. A command uses only the
 settings in its dataclass. The settings of the command line come last. Except in a sweep, this
 module parses them itself, so that values need no quotes.
+
+Importing Hydra and merging files takes 0.1 s. Commands without YAML files do neither, see
+`_needs_hydra`.
 """
 
 from __future__ import annotations
@@ -15,32 +18,32 @@ import os
 import re
 import typing
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.cli.arguments import GROUPS, Argument, is_list, parse_argument, read_arguments
+from nmt.cli.arguments import (
+    GROUPS,
+    Argument,
+    CommandLine,
+    is_list,
+    parse_argument,
+    read_arguments,
+)
 from nmt.cli.commands import COMMANDS, Command, choices, script_command
-from nmt.cli.sweep import HYDRA_SETTINGS, VERSION_BASE, run_hydra
 from nmt.cli.yaml_files import (
     TRAINING_KEYS,
     convert,
     describe_choice,
     find_choices,
     find_yaml_files,
-    store_config,
 )
 from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve_path
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, to_one_line
 from nmt.runtime.manifest import set_verify
 from nmt.runtime.signatures import set_verify_key
 
@@ -50,9 +53,6 @@ _FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")  # settings of a spl
 _DATASET_KEYS = ("dataset", "dataset_config", "dataset_split")
 # all settings of a split that depend on its text
 _TEXT_KEYS = (*_FILE_KEYS, *_DATASET_KEYS, "alignments", "score", "scores")
-# config groups of Hydra that only sweeps and flags of Hydra need; other runs start 20 to 35 ms
-# faster without them
-_SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
 _MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list, see `_split_list`
 # text in single or double quotation marks; a backslash precedes a quotation mark in it
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
@@ -99,29 +99,41 @@ def compose_command(
             return None
     try:
         if command_line.is_sweep or command_line.hydra_words:
-            # Hydra composes a config from the stored defaults before it calls `compose` for a run
-            corpus = _default_corpus(command, arguments)
-            defaults = _command_defaults(command.name, _uses_run_model(command, arguments))
-            _store_for_hydra(command.name, corpus, defaults, unused_groups=())
-            compose = functools.partial(_compose_arguments, command)
-            run_hydra(command, command_line, arguments, compose, run)
+            _run_with_hydra(command, command_line, arguments, run)
         elif command_line.shows_config:
             content = _to_content(_compose(command, arguments))
             settings = to_settings(content, command.schema)
             print(OmegaConf.to_yaml(settings), end="")
         else:
             return _compose_arguments(command, arguments)
-    except (HydraException, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
     return None
 
 
-def _one_line(error: Exception) -> str:
-    """Return the message of an error of Hydra or OmegaConf in one line, with the setting's key."""
-    key = getattr(error, "full_key", None)
+def _run_with_hydra(
+    command: Command,
+    command_line: CommandLine,
+    arguments: list[Argument],
+    run: Callable[[ComposedCommand], Any],
+) -> None:
+    """Let Hydra run a sweep, or complete a word of the shell; see `run_hydra`."""
+    from nmt.cli.hydra_compose import store_defaults
+    from nmt.cli.sweep import run_hydra
+
+    # Hydra composes a config from the stored defaults before it calls `compose` for a run
+    defaults = _command_defaults(command.name, _uses_run_model(command, arguments))
+    store_defaults(command.name, _default_corpus(command, arguments), defaults)
+    compose = functools.partial(_compose_arguments, command)
+    run_hydra(command, command_line, arguments, compose, run)
+
+
+def _one_line(error: OmegaConfBaseException) -> str:
+    """Return the message of an error of OmegaConf in one line, with the setting's key."""
+    key = error.full_key
     # drop the lines that OmegaConf appends
     reason, _, _ = str(error).partition("\n    full_key:")
-    message = " ".join(reason.split())
+    message = to_one_line(reason)
     return f"{key}: {message}" if key and key not in message else message
 
 
@@ -255,8 +267,10 @@ def _compose_files(
     command: Command, arguments: Iterable[Argument], chosen_files: dict[str, str]
 ) -> DictConfig:
     """Merge the defaults of a command and its YAML files, chosen by config group."""
-    corpus = _default_corpus(command, arguments)
     uses_run_model = _uses_run_model(command, arguments)
+    if not _needs_hydra(command, arguments):
+        return OmegaConf.create(_command_defaults(command.name, uses_run_model))
+    corpus = _default_corpus(command, arguments)
     group_choices = tuple(f"{group}={name}" for group, name in chosen_files.items())
     has_only_our_files = all(name in choices(group) for group, name in chosen_files.items())
     if has_only_our_files:
@@ -264,6 +278,18 @@ def _compose_files(
             _compose_our_files(command.name, corpus, uses_run_model, group_choices)
         )
     return _compose_with_hydra(command.name, corpus, uses_run_model, group_choices)
+
+
+def _needs_hydra(command: Command, arguments: Iterable[Argument]) -> bool:
+    """Return whether Hydra has to compose the config of a command.
+
+    The default YAML files, such as `model/base.yaml`, only have settings of nmt-train,
+    nmt-preprocess and nmt-visualize. Other commands need Hydra for an experiment, and for values
+    with its resolvers, as in `output='${now:%Y-%m-%d}.txt'`.
+    """
+    if command.config_groups != ("experiment",):
+        return True
+    return any(argument.key in GROUPS or "${" in argument.value for argument in arguments)
 
 
 def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
@@ -292,18 +318,10 @@ def _compose_with_hydra(
     name: str, corpus: str, uses_run_model: bool, group_choices: tuple[str, ...]
 ) -> DictConfig:
     """Merge the defaults and the YAML files of a command."""
-    command_defaults = _command_defaults(name, uses_run_model)
-    with ExitStack() as stack:
-        if GlobalHydra.instance().is_initialized():  # by a sweep, of which this is a job
-            # store the defaults, which Hydra composes again for the next job
-            _store_for_hydra(name, corpus, command_defaults, unused_groups=())
-        else:
-            # store no defaults: Hydra would copy them several times, and they are merged below
-            _store_for_hydra(name, corpus, {}, _SWEEP_GROUPS_OF_HYDRA)
-            stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
-        from_files = hydra.compose(name, list(group_choices))
-    defaults = OmegaConf.create(command_defaults)
-    return typing.cast(DictConfig, OmegaConf.merge(defaults, from_files))
+    from nmt.cli.hydra_compose import merge_files
+
+    defaults = _command_defaults(name, uses_run_model)
+    return merge_files(name, corpus, defaults, list(group_choices))
 
 
 # cached, since a process may compose several configs, and the files in configs/ do not change
@@ -316,28 +334,6 @@ def _command_defaults(name: str, uses_run_model: bool) -> dict[str, Any]:
     if uses_run_model:
         return {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
     return defaults
-
-
-def _store_for_hydra(
-    name: str, corpus: str, defaults: dict[str, Any], unused_groups: Iterable[str]
-) -> None:
-    """Store the config of a command for Hydra: `defaults`, and the default choices of groups.
-
-    `corpus` is the default choice of the group `data`. `unused_groups` are groups of Hydra to leave
-    out.
-    """
-    defaults_list: list[Any] = [
-        "_self_",  # our defaults; Hydra merges the following YAML files into them in this order
-        {"data": corpus},
-        {"model": "base"},
-        {"augment": None},
-        {"experiment": None},
-        {"override hydra/hydra_logging": "none"},  # our loggers write to stderr
-        {"override hydra/job_logging": "none"},
-    ]
-    for group in unused_groups:
-        defaults_list.append({f"override hydra/{group}": None})
-    store_config(name, {"defaults": defaults_list, "hydra": HYDRA_SETTINGS, **defaults})
 
 
 @functools.cache
@@ -380,7 +376,9 @@ def parse_value(text: str, type_hint: Any) -> Any:
     is_bracketed = is_list(type_hint) and text.startswith("[") and text.endswith("]")
     is_list_with_quotes = is_bracketed and ("'" in text or '"' in text)
     if type_hint is dict or _QUOTED.fullmatch(text) or is_list_with_quotes:
-        return OverridesParser.create().parse_override(f"key={text}").value()
+        from nmt.cli.hydra_compose import parse_override
+
+        return parse_override(f"key={text}").value()
     if is_bracketed:
         return _split_list(text[1:-1])
     return text

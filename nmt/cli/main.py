@@ -103,7 +103,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             raise NmtError(f"no command {words[0]}; {suggestion}")
         else:
             with ExitWhenInterrupted():
-                from nmt.cli.compose import compose_command  # imports Hydra
+                from nmt.cli.compose import compose_command  # imports OmegaConf
             run_composed = functools.partial(import_and_run, command)
             # a sweep calls `run_composed` for each combination of settings, and returns None
             composed = compose_command(command, words, run_composed)
@@ -125,7 +125,7 @@ def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
     arguments = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     if not arguments:
         return {}
-    from nmt.cli.compose import compose_command  # imports Hydra
+    from nmt.cli.compose import compose_command  # imports OmegaConf
 
     def ignore(composed: ComposedCommand) -> None:
         """Run nothing; only a sweep would call this function."""

@@ -18,29 +18,21 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from nmt.cli.arguments import GROUPS, Argument, CommandLine, parse_argument
 from nmt.cli.commands import Command
-from nmt.cli.yaml_files import IS_HYDRA_1_3
+from nmt.cli.hydra_compose import HYDRA_SETTINGS, VERSION_BASE, one_line_errors, parse_override
 from nmt.config import resolve_path
 from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-HYDRA_SETTINGS: dict[str, Any] = {  # Hydra writes no files and does not change the current folder
-    "output_subdir": None,
-    "run": {"dir": "."},
-    "sweep": {"dir": "runs", "subdir": "."},
-    "job": {"chdir": False},
-}
-VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if IS_HYDRA_1_3 else {}
 _MAX_RUN_NAME_LENGTH = 200  # number of characters
 
 
+@one_line_errors()
 def run_hydra(
     command: Command,
     command_line: CommandLine,
@@ -183,7 +175,7 @@ def _to_override(argument: Argument) -> str:
 
 def _parse_override(text: str, command: Command) -> Argument:
     """Parse an override that Hydra passes to a job, such as `++max_tokens=2048`."""
-    override = OverridesParser.create().parse_override(text)
+    override = parse_override(text)
     value_text = override.value()  # Hydra has removed the quotes around a text
     if not isinstance(value_text, str):  # a number, list or mapping
         value_text = override.get_value_string()
@@ -198,8 +190,8 @@ def _is_sweep(argument: Argument) -> bool:
     if os.path.exists(argument.value):
         return False
     try:
-        override = OverridesParser.create().parse_override(f"key={argument.value}")
-    except HydraException:  # the text does not follow Hydra's grammar
+        override = parse_override(f"key={argument.value}")
+    except ConfigError:  # the text does not follow Hydra's grammar
         return False
     return bool(override.is_sweep_override())
 

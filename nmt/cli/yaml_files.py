@@ -14,8 +14,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -35,7 +33,6 @@ from nmt.runtime.reading import MAX_BYTES, open_regular
 
 # in YAML files, these keys are for nmt-train only, since other commands use them in another sense
 TRAINING_KEYS = ("dtype", "max_tokens", "seed")
-IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
 _ADVICE_FOR_PATH = {  # for each config group, advice on a path that is not a YAML file
     "model": "write init_from={path} to start from a trained model",
     "data": "write data.train.src=FILE data.train.tgt=FILE for text, or data_dir={path} for a data "
@@ -109,6 +106,9 @@ def describe_choice(name: str) -> str:
 
 def _register(group: str, path: Path) -> str:
     """Check a user's YAML file and store it for Hydra; return its name in Hydra."""
+    # here, since it imports Hydra, which commands without YAML files do not need
+    from nmt.cli.hydra_compose import store_config
+
     try:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
             content: Any = OmegaConf.to_container(OmegaConf.load(file))
@@ -163,13 +163,6 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
                 convert(value, type_hints[key], key)  # checks the value and nested keys
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from None
-
-
-def store_config(name: str, node: Any, **options: Any) -> None:
-    """Store a config for Hydra, replacing a config of the same name."""
-    if not IS_HYDRA_1_3:  # later versions warn when they replace a config without this option
-        options["replace"] = True
-    ConfigStore.instance().store(name, node, **options)
 
 
 # --- convert values of YAML and of the command line
