@@ -34,6 +34,8 @@ MAX_TOKENIZED_LINES = 100
 """A text counts as tokenized if more lines than this end in " .", as in sacreBLEU."""
 NUM_INTERVAL_SAMPLES = 1000
 """Number of bootstrap resamples for the intervals that sacreBLEU does not compute itself."""
+NUM_TUNING_SAMPLES = 200
+"""Number of bootstrap resamples for a standard error."""
 
 _TABULATE_OPTIONS: dict[str, Any] = {"tablefmt": "plain", "disable_numparse": True}
 
@@ -301,6 +303,11 @@ class CandidateCounts:
             references_by_row.append([reference[i] for i in line_indices])
         # (rows, counts)
         self._counts = _line_counts(self._metric, hypotheses, references_by_row)
+        # how often each resample has each line, (NUM_TUNING_SAMPLES, lines)
+        num_lines = len(candidates)
+        self._line_frequencies = np.random.default_rng(seed=1).multinomial(
+            num_lines, np.full(num_lines, 1 / num_lines), size=NUM_TUNING_SAMPLES
+        )
 
     def score(self, choice: npt.NDArray[np.int64]) -> float:
         """Return the score of the corpus; higher is better.
@@ -309,6 +316,14 @@ class CandidateCounts:
         """
         rows = self._first_rows + choice
         return self._sign * _score_counts(self._metric, self._counts[rows])
+
+    def score_resamples(self, choice: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the score of each of `NUM_TUNING_SAMPLES` bootstrap resamples of the lines."""
+        counts = self._counts[self._first_rows + choice]  # (lines, counts)
+        scores = []
+        for resample_counts in self._line_frequencies @ counts:
+            scores.append(self._sign * _score_counts(self._metric, resample_counts[np.newaxis]))
+        return np.array(scores)
 
 
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:

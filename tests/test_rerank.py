@@ -11,7 +11,7 @@ import random
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from nmt.config import Metric, RerankConfig, SearchConfig, TranslateConfig
 from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.evaluate import CandidateCounts, bleu
+from nmt.evaluate import CandidateCounts
 from nmt.translate.job import describe_job
 from nmt.translate.rerank import make_reranker, rank_candidates
 from nmt.translate.results import LineResult, Translation
@@ -441,25 +441,55 @@ def best_texts(candidates: list[list[Translation]], a: float, b: float) -> list[
     return [max(line, key=score).text for line in candidates]
 
 
-def test_no_weights_of_the_grid_have_a_higher_score_than_the_chosen_ones() -> None:
+def choose(candidates: list[list[Translation]], a: float, b: float) -> Any:
+    """Return the indices of the candidates that the weights choose."""
+    texts = best_texts(candidates, a, b)
+    indices = []
+    for line, text in zip(candidates, texts, strict=True):
+        indices.append([item.text for item in line].index(text))
+    return np.array(indices)
+
+
+@pytest.mark.parametrize("metric", [Metric.bleu, Metric.ter])
+def test_weights_are_the_smallest_within_one_standard_error_of_the_best(metric: Metric) -> None:
     candidates = draw_candidates(np.random.default_rng(3))
     references = [best_texts(candidates, 0.7, 0.4)]  # which some weights reach
     texts = [[item.text for item in line] for line in candidates]
-    counts = CandidateCounts(texts, references, metric=Metric.bleu)
-    weights = find_weights(candidates, counts.score)
+    counts = CandidateCounts(texts, references, metric=metric)
+    best = counts.score(choose(candidates, 0.7, 0.4))
+    assert best == pytest.approx(100 if metric is Metric.bleu else 0)
+    best_resampled = counts.score_resamples(choose(candidates, 0.7, 0.4))
+
+    def is_near_best(a: float, b: float) -> bool:
+        choice = choose(candidates, a, b)
+        standard_error = np.std(best_resampled - counts.score_resamples(choice))
+        return bool(best - counts.score(choice) <= standard_error)
+
+    weights = find_weights(candidates, counts)
+    assert is_near_best(weights.reverse_weight, weights.length_weight)
+    assert 0 < weights.magnitude < 0.7 + 0.4
+    for a, b in itertools.product(np.arange(0, 11) / 10, np.arange(-10, 11) / 10):
+        if a + abs(b) < weights.magnitude - 1e-9:
+            assert not is_near_best(a, b), (a, b)
     chosen_texts = [item.text for item in choose_by_weights(candidates, weights)]
     assert chosen_texts == best_texts(candidates, weights.reverse_weight, weights.length_weight)
-    assert bleu(chosen_texts, references) == pytest.approx(100)
-    for a, b in itertools.product((0.0, 0.4, 1.0, 2.5), (-2.0, 0.0, 1.0, 3.0)):
-        choice = best_texts(candidates, a, b)
-        assert bleu(choice, references) <= bleu(chosen_texts, references) + 1e-9
-    worst = CandidateCounts(texts, references, metric=Metric.ter)
-    assert find_weights(candidates, worst.score) == weights  # TER is 0 there
+
+
+def test_resampled_scores_have_the_score_as_their_mean_and_are_paired() -> None:
+    candidates = draw_candidates(np.random.default_rng(5))
+    texts = [[item.text for item in line] for line in candidates]
+    counts = CandidateCounts(texts, [best_texts(candidates, 0.7, 0.4)], metric=Metric.ter)
+    choice = choose(candidates, 0.0, 0.0)
+    resampled = counts.score_resamples(choice)
+    assert resampled.std() > 0
+    assert abs(resampled.mean() - counts.score(choice)) < 4 * resampled.std() / math.sqrt(200)
+    # the same lines each time: equal choices have no difference
+    assert np.array_equal(resampled, counts.score_resamples(choice))
 
 
 def test_equal_scores_give_the_smallest_weights() -> None:
     candidates = draw_candidates(np.random.default_rng(4))
-    flat: Callable[[Any], float] = lambda choice: math.pi  # noqa: E731
+    flat = SimpleNamespace(score=lambda choice: math.pi, score_resamples=lambda choice: np.ones(2))
     assert find_weights(candidates, flat) == ChannelWeights(0.0, 0.0)
 
 

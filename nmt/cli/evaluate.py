@@ -164,9 +164,9 @@ def _command_metric(config: EvaluateConfig, test_set: _TestSet) -> CommandMetric
 
 
 def _tune(config: EvaluateConfig) -> None:
-    """Print the best weights of rerank=noisy_channel, and the scores with and without reranking.
+    """Print weights for rerank=noisy_channel, and the scores with and without reranking.
 
-    The best weights give the highest score by the first metric of the settings.
+    `find_weights` chooses the weights by the first metric of the settings.
     """
     from nmt.translate.tune_weights import choose_by_weights, find_weights
 
@@ -189,7 +189,7 @@ def _tune(config: EvaluateConfig) -> None:
         tokenize=test_set.bleu_tokenizer,
         lowercase=config.lowercase,
     )
-    weights = find_weights(candidates, candidate_counts.score)
+    weights = find_weights(candidates, candidate_counts)
     best_of_search = []
     for n_best in candidates:
         # as translation without reranking chooses

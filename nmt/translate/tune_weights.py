@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,36 +27,61 @@ class ChannelWeights:
     reverse_weight: float
     length_weight: float
 
+    @property
+    def magnitude(self) -> float:
+        """The sum of absolute values."""
+        return abs(self.reverse_weight) + abs(self.length_weight)
+
+
+class CandidateScorer(Protocol):
+    """Scores the corpus of one candidate per line; higher scores are better.
+
+    Both methods take the index of a candidate for each line (N,). `nmt.evaluate.CandidateCounts`
+    is such a scorer.
+    """
+
+    def score(self, choice: npt.NDArray[np.int64]) -> float:
+        """Return the score of the corpus."""
+
+    def score_resamples(self, choice: npt.NDArray[np.int64]) -> _Floats:
+        """Return the scores of bootstrap resamples of the lines, the same resamples each time."""
+
 
 def find_weights(
-    candidates: Sequence[Sequence[Translation]],
-    score: Callable[[npt.NDArray[np.int64]], float],
+    candidates: Sequence[Sequence[Translation]], scorer: CandidateScorer
 ) -> ChannelWeights:
-    """Return the weights whose best candidates have the highest score.
+    """Return the smallest weights whose best candidates have about the highest score.
 
-    Among equal scores, returns the weights closest to 0.
+    Many weights have almost the highest score, and which of them has the highest depends on the
+    lines. Large weights may only fit the lengths of these references. So among the weights that are
+    at most one standard error worse than the best, returns those with the smallest sum of absolute
+    values (the 1-SE rule of Breiman et al., 1984). The standard error is the one of the difference
+    of two scores.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
-        score: returns the score of one candidate per line, given their indices (N,).
+        scorer: scores the candidates that weights choose.
     """
     features = _Features(candidates)
     scores: dict[ChannelWeights, float] = {}
-
-    def rank(weights: ChannelWeights) -> tuple[float, float, float]:
-        return scores[weights], -abs(weights.reverse_weight), -abs(weights.length_weight)
-
     for reverse_weight, length_weight in itertools.product(_REVERSE_WEIGHTS, _LENGTH_WEIGHTS):
         weights = ChannelWeights(float(reverse_weight), float(length_weight))
-        scores[weights] = score(features.choose(weights))
-    coarse = max(scores, key=rank)
+        scores[weights] = scorer.score(features.choose(weights))
+    coarse = max(scores, key=lambda weights: scores[weights])
     for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
         weights = ChannelWeights(
             reverse_weight=round(max(coarse.reverse_weight + float(reverse_step), 0.0), 2),
             length_weight=round(coarse.length_weight + float(length_step), 2),
         )
-        scores[weights] = score(features.choose(weights))
-    return max(scores, key=rank)
+        scores[weights] = scorer.score(features.choose(weights))
+    best = max(scores, key=lambda weights: scores[weights])
+    best_resampled = scorer.score_resamples(features.choose(best))
+    for weights in sorted(scores, key=lambda weights: (weights.magnitude, -scores[weights])):
+        resampled = scorer.score_resamples(features.choose(weights))
+        standard_error = float(np.std(best_resampled - resampled))
+        if scores[best] - scores[weights] <= standard_error:
+            return weights
+    return best
 
 
 def choose_by_weights(
