@@ -17,9 +17,14 @@ from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
+from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import load_models
-from nmt.translate.loops import MAX_REPEATS, is_looping, replace_loops, search_without_loops
+from nmt.translate.loops import MAX_REPEATS, is_looping, replace_loops
 from nmt.translate.translator import Translator
+
+
+def search_without_loops(backend: Backend, request: SearchRequest) -> list[list[Hypothesis]]:
+    return replace_loops(backend, request, backend.search(request))
 
 
 def provoking_lines() -> list[str]:

@@ -27,7 +27,7 @@ from nmt.search.stepper import ModelStepper
 from nmt.translate.engines.auto_backend import AutoBackend
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
-from nmt.translate.loops import search_without_loops
+from nmt.translate.loops import replace_loops
 from nmt.translate.notebook import heat_map
 
 KINDS = ("cross", "encoder", "decoder")  # the kinds of attention, as `PairAttention` names them
@@ -170,7 +170,7 @@ def search_targets(
             n_best=1,
         )
         # searches again where a translation loops, which means that it repeats tokens
-        results = search_without_loops(backend, request)
+        results = replace_loops(backend, request, backend.search(request))
         for i, hypotheses in zip(searched, results, strict=True):
             target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizers.tgt.eos_id]
     return target_ids

@@ -18,7 +18,7 @@ from nmt.search.request import SearchRequest
 from nmt.search.sampling import make_sampling_keys
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
-from nmt.translate.loops import replace_loops, search_without_loops
+from nmt.translate.loops import replace_loops
 
 log = logging.getLogger(__name__)
 
@@ -217,8 +217,9 @@ class BatchSearch:
             with_scores=self.with_scores,
         )
         try:
+            hypotheses = self.backend.search(request)
             # a translation that loops or met the length limit is searched again
-            hypotheses = search_without_loops(self.backend, request)
+            hypotheses = replace_loops(self.backend, request, hypotheses)
         # an engine may raise any type for a segment; the other segments are still translated
         except Exception as error:
             if len(batch) == 1:

@@ -17,11 +17,6 @@ MAX_REPEATS = 4  # largest number of repeats in a row of a translation that does
 NGRAM_OF_SECOND_SEARCH = 4  # `no_repeat_ngram` of the second search
 
 
-def search_without_loops(backend: Backend, request: SearchRequest) -> list[list[Hypothesis]]:
-    """Search, and apply `replace_loops` to the hypotheses of each sentence."""
-    return replace_loops(backend, request, backend.search(request))
-
-
 def replace_loops(
     backend: Backend, request: SearchRequest, hypotheses: list[list[Hypothesis]]
 ) -> list[list[Hypothesis]]:
