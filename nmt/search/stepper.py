@@ -140,7 +140,7 @@ class ModelStepper:
         """See `Stepper.step`."""
         if isinstance(state.decoding, SingleState):
             # without autocast, since the layers of `SingleState` already compute in `dtype`
-            return state.decoding.log_probs(tokens)
+            return state.decoding.step(tokens)
         with self._autocast():
             hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
             # autograd does not support `out=`, which the loop below uses

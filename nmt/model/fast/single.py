@@ -298,13 +298,8 @@ class SingleState:
         self.mask_array = mask.numpy()
         self.repeated_mask = mask  # (G * R, C), see `_add_columns`
 
-    def log_probs(self, tokens: Tensor) -> Tensor:
-        """Append a token to each hypothesis, ids (R,); return log-probabilities (R, V)."""
-        logits = self.transformer.compute_logits(self.step(tokens))
-        return torch.log_softmax(logits, dim=-1)
-
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to each hypothesis, ids (R,); return hidden states (R, D)."""
+        """Append a token to each hypothesis, ids (R,); return log-probabilities (R, V)."""
         if not self.is_recurrent:
             self._add_columns(tokens.shape[0])
         position = torch.full((1, 1), self.num_positions)  # the same for all hypotheses
@@ -318,7 +313,8 @@ class SingleState:
         x = model.decoder_positions.add(x, self.positions)
         for layer, cache in zip(transformer.decoder_layers, self.caches, strict=True):
             x = layer.step(x, cache, self)
-        return transformer.decoder_norm(x)
+        logits = transformer.compute_logits(transformer.decoder_norm(x))
+        return torch.log_softmax(logits, dim=-1)
 
     def reorder(self, rows: Tensor) -> None:
         """Replace the hypotheses by those at `rows` (R',); a row may be repeated or missing."""
