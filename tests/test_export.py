@@ -11,10 +11,12 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from exporting import exported, random_model
+from safetensors.torch import load_file
 from serving import change_config
-from tiny import tiny_config
+from tiny import sentences, tiny_config, tokenizer_config
 from toy import command
 from variants import MODERN, OWN
 
@@ -29,8 +31,10 @@ from nmt.config import (
     Quantization,
     option,
 )
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, TokenizerPair
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError, NmtError
+from nmt.export.ctranslate2 import build_spec
 from nmt.export.export_model import (
     SUPPORTED,
     describe_exports,
@@ -113,6 +117,20 @@ def test_a_setting_that_a_format_cannot_hold_is_named_with_the_valid_values() ->
         "export to web: yes",
         "export to bergamot: no, model.qk_norm=true (only false)",
     ]
+
+
+def test_separate_vocabularies_of_one_size_keep_their_embeddings_in_ctranslate2(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    other = train_tokenizer(sentences(200, seed=1), tokenizer_config())
+    assert other.vocab_size == tokenizer.vocab_size
+    pair = TokenizerPair(other, tokenizer)
+    folder = random_model(tmp_path / "separate", pair)
+    weights = load_file(folder / "model.safetensors")
+    spec = build_spec(load_info(folder), weights, pair, max_positions=20)
+    source_embedding = spec.encoder.embeddings[0].weight.numpy()
+    assert np.array_equal(source_embedding, weights["src_embedding.weight"])
+    assert np.array_equal(spec.decoder.embeddings.weight.numpy(), weights["embedding.weight"])
 
 
 def test_a_package_of_argos_has_the_names_of_its_languages(
