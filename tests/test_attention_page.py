@@ -46,6 +46,14 @@ const pair = readPair(JSON.parse(process.argv[1]));
 const { weights } = pair.pick("cross", 0, 0, process.argv[2] === "words");
 console.log(JSON.stringify(Array.from(weights)));
 """
+READ_MASKS = """
+const masks = {};
+for (const kind of Object.keys(KIND_TITLES)) {
+  const map = new AttentionMap(kind, ["a", "b", "c"], ["a", "b", "c"], new Float32Array(9));
+  masks[kind] = [0, 1, 2].map((row) => [0, 1, 2].map((column) => map.isMasked(row, column)));
+}
+console.log(JSON.stringify(masks));
+"""
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node (Debian: nodejs)")
 
 
@@ -295,6 +303,16 @@ def test_weights_of_words_are_sums_over_columns_and_means_over_rows() -> None:
         command = ["node", "--eval", script, json.dumps(pair), unit]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert json.loads(output) == pytest.approx(weights), unit
+
+
+@needs_node
+def test_only_later_tokens_of_the_target_are_masked() -> None:
+    script = (STATIC / "attention_maps.js").read_text(encoding="utf-8") + READ_MASKS
+    output = subprocess.run(["node", "--eval", script], capture_output=True, text=True, check=True)
+    masks = json.loads(output.stdout)
+    nothing = [[False] * 3] * 3
+    later = [[False, True, True], [False, False, True], [False, False, False]]
+    assert masks == {"cross": nothing, "encoder": nothing, "decoder": later}
 
 
 @pytest.mark.slow
