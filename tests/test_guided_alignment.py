@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from toy import WORDS, assert_resumes_exactly, make_run, train
 from nmt import Translator
 from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.data.word_alignment import WordAligner
+from nmt.data.word_alignment import (
+    NUM_ITERATIONS,
+    WordAligner,
+    estimate_translations,
+    make_links,
+)
 from nmt.errors import ConfigError
 from nmt.model.alignment import alignment_attention
 from nmt.model.attention import causal_mask
@@ -55,6 +61,38 @@ def test_words_are_aligned_with_their_translations_or_with_none() -> None:
     assert num_right / num_true > 0.99
     # two tokens without a counterpart, one on each side of all pairs, are in each other's link
     assert num_proposed - num_right <= len(pairs) * 1.05
+
+
+def estimate_by_dictionaries(pairs: list[tuple[Any, Any]], null_id: int) -> dict[Any, float]:
+    """Estimate IBM model 1 one link at a time; each source gets a token `null_id`."""
+    probs: dict[Any, float] = defaultdict(lambda: 1.0)
+    for _ in range(NUM_ITERATIONS):
+        counts: dict[Any, float] = defaultdict(float)
+        totals: dict[Any, float] = defaultdict(float)
+        for src, tgt in pairs:
+            for tgt_id in tgt:
+                src_ids = [*src, null_id]
+                normalizer = sum(probs[src_id, tgt_id] for src_id in src_ids)
+                for src_id in src_ids:
+                    share = probs[src_id, tgt_id] / normalizer
+                    counts[src_id, tgt_id] += share
+                    totals[src_id] += share
+        probs = {key: count / totals[key[0]] for key, count in counts.items()}
+    return probs
+
+
+def test_translations_are_estimated_as_by_dictionaries() -> None:
+    draw = np.random.default_rng(5)
+    pairs = []
+    for _ in range(20):
+        src_length, tgt_length = draw.integers(1, 6, size=2)
+        src = draw.integers(5, size=src_length).tolist()
+        tgt = draw.integers(4, size=tgt_length).tolist()
+        pairs.append((src, tgt))
+    estimate = estimate_translations(make_links(pairs, null_id=5), num_src=6, num_tgt=4)
+    links = zip(estimate.src.tolist(), estimate.tgt.tolist(), strict=True)
+    estimated_probs = dict(zip(links, estimate.probs.tolist(), strict=True))
+    assert estimated_probs == pytest.approx(estimate_by_dictionaries(pairs, null_id=5))
 
 
 def test_the_memory_of_an_alignment_does_not_grow_with_the_number_of_pairs() -> None:
