@@ -22,7 +22,7 @@ from nmt.data.word_links import mark_word_starts
 MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
 _MAX_EXTRA_WORDS = 1  # a target may have this many words more than its source term
-_COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
+_COPY_PROB = 0.5  # probability that a random word replaces the target of a term in training
 # Probability that a hint has lemmas in training. From these, a model learns to inflect the terms of
 # dictionaries; from the other hints, that a term may already have the right form.
 _LEMMA_PROB = 0.7
