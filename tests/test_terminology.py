@@ -357,7 +357,7 @@ def test_most_hints_have_the_lemmas_of_words_that_keep_their_form(
             word = WORDS.get(source.strip(), "-")  # terms of several words do not count
             num_forms += target == f"{word}en"
             num_lemmas += target == word
-    assert num_lemmas > 80
+    assert num_lemmas > 60
     assert num_lemmas / (num_lemmas + num_forms) == pytest.approx(0.7, abs=0.1)
 
 
