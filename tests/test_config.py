@@ -22,7 +22,7 @@ from toy import command as run_command
 
 from nmt.cli import compose
 from nmt.cli.arguments import GROUPS
-from nmt.cli.commands import COMMANDS, choices, command_help, keys_with_resume_rule
+from nmt.cli.commands import COMMANDS, command_help, keys_with_resume_rule, list_yaml_names
 from nmt.cli.yaml_files import check_content
 from nmt.config import (
     BestMetric,
@@ -53,7 +53,7 @@ REQUIRED = {  # settings without which a command is refused
     "backtranslate": ["input=a"],
 }
 FOLDER = Path(str(importlib.resources.files("nmt.configs")))
-CHOICES = [(group, name) for group in GROUPS for name in choices(group)]
+CHOICES = [(group, name) for group in GROUPS for name in list_yaml_names(group)]
 DOCS = Path(__file__).parents[1] / "docs"
 
 

@@ -70,9 +70,9 @@ _COMMANDS = (
     Command(
         name="preprocess",
         summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
-        reads="aligned text files, TSV or JSONL (plain, .gz, .bz2, .xz, .zst; in .zip, .tar.gz; "
-        "patterns, lists, stdin), a Hugging Face dataset, or an included corpus (data=numbers, "
-        "data=copy)",
+        reads="aligned text files, TSV or JSONL (paths, patterns, lists or stdin; plain, "
+        "compressed, or in .zip and .tar.gz archives), a Hugging Face dataset, or an included "
+        "corpus (data=numbers, data=copy)",
         writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
         examples=(
             "nmt-preprocess",
@@ -246,9 +246,11 @@ class Setting:
 
     key: str  # such as model.d_model or data.corpora.NAME.src
     type_hint: Any
-    default: str  # text in --help: "[value]"; "" for a mapping with names that the user chooses
+    default: str
+    """The default in brackets, such as "[512]", or "" for a mapping from names of the user."""
     help: str
     resume_rule: config.ResumeRule
+    """Whether a resumed command will "refuse", "log" or "accept" another value."""
 
 
 def list_settings(
@@ -265,13 +267,16 @@ def list_settings(
         type_hint = type_hints[field.name]
         help = field.metadata["help"]
         resume_rule = field.metadata["on_resume"] or inherited_rule
-        if typing.get_origin(type_hint) is dict:
+        is_mapping = typing.get_origin(type_hint) is dict
+        if is_mapping:
             key = f"{key}.{NAME}"
             type_hint = typing.get_args(type_hint)[1]  # the type of the values
+        is_group = dataclasses.is_dataclass(type_hint)
+        if is_mapping:
             yield Setting(key, type_hint, "", help, resume_rule)
-        elif not dataclasses.is_dataclass(type_hint):
+        elif not is_group:
             yield Setting(key, type_hint, _default_text(field), help, resume_rule)
-        if dataclasses.is_dataclass(type_hint):  # a group, or the values of a mapping
+        if is_group:
             yield from list_settings(typing.cast(type[Any], type_hint), f"{key}.", resume_rule)
 
 
@@ -322,10 +327,11 @@ def command_help(command: Command, values: Mapping[str, Any] | None = None) -> s
         f"reads:  {command.reads}\nwrites: {command.writes}",
         "examples:\n  " + "\n  ".join(command.examples),
     ]
-    groups = [
-        _help_line(f"{group}=NAME", ", ".join(choices(group))) for group in command.config_groups
-    ]
-    sections.append("\n".join(["ready-made settings:", *groups]))
+    group_lines = ["ready-made settings:"]
+    for group in command.config_groups:
+        names = ", ".join(list_yaml_names(group))
+        group_lines.append(_help_line(f"{group}=NAME", names))
+    sections.append("\n".join(group_lines))
     in_brackets = "in brackets: the value with your settings" if values else "default in brackets"
     setting_lines = [f"settings, as key=value ({in_brackets}):"]
     for setting in command.settings:
@@ -361,8 +367,10 @@ def _resume_help(command: Command) -> str:
 def _help_line(key: str, text: str) -> str:
     """Return the line of a key in `--help`; a long key gets a line of its own before the text."""
     if len(key) >= _KEY_WIDTH:
-        return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
-    return f"  {key:<{_KEY_WIDTH}}{text}"
+        indent = " " * _KEY_WIDTH
+        return f"  {key}\n  {indent}{text}"
+    padded_key = key.ljust(_KEY_WIDTH)
+    return f"  {padded_key}{text}"
 
 
 def commands_help() -> str:
@@ -379,8 +387,8 @@ A first run on an included corpus:
   nmt-preprocess && nmt-train +model=tiny && nmt-average && nmt-translate"""
 
 
-def choices(group: str) -> list[str]:
-    """List the names of the YAML files of a config group."""
+def list_yaml_names(group: str) -> list[str]:
+    """Return the names of the YAML files of a config group, without suffix."""
     names = [file.name for file in (resources.files("nmt.configs") / group).iterdir()]
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
@@ -405,16 +413,18 @@ def shell_command(name: str, arguments: Iterable[str] = (), **settings: str) -> 
 def script_command(command: str) -> str:
     """Return the command `python SCRIPT ...` in a form that runs from the current folder.
 
-    SCRIPT is a path relative to the root of the checkout. It becomes absolute unless it also exists
-    relative to the current folder. `python` becomes the Python that runs nmt. If nmt is installed
+    SCRIPT is relative to the root of the checkout. If there is no such file in the current folder,
+    the path becomes absolute. `python` becomes the Python that runs nmt. If nmt is installed
     without its scripts, returns the command with a note that it runs in a clone of the repository.
     """
     program, script, *arguments = shlex.split(command)
-    absolute_script = Path(__file__).parents[2] / script
-    if absolute_script.is_file() and not Path(script).is_file():
-        script = str(absolute_script)
     if not Path(script).is_file():
-        return f"{command} (in a clone of nmt's repository: the installed package has no scripts)"
+        absolute_script = Path(__file__).parents[2] / script
+        if not absolute_script.is_file():
+            return (
+                f"{command} (in a clone of nmt's repository: the installed package has no scripts)"
+            )
+        script = str(absolute_script)
     if shutil.which(program) != sys.executable:  # the short name would start another Python
         program = sys.executable
     return shlex.join([program, script, *arguments])

@@ -34,7 +34,7 @@ from nmt.cli.arguments import (
     parse_argument,
     read_arguments,
 )
-from nmt.cli.commands import COMMANDS, Command, choices, script_command
+from nmt.cli.commands import COMMANDS, Command, list_yaml_names, script_command
 from nmt.cli.yaml_files import (
     TRAINING_KEYS,
     convert,
@@ -272,7 +272,7 @@ def _compose_files(
         return OmegaConf.create(_command_defaults(command.name, uses_run_model))
     corpus = _default_corpus(command, arguments)
     group_choices = tuple(f"{group}={name}" for group, name in chosen_files.items())
-    has_only_our_files = all(name in choices(group) for group, name in chosen_files.items())
+    has_only_our_files = all(name in list_yaml_names(group) for group, name in chosen_files.items())
     if has_only_our_files:
         return copy.deepcopy(
             _compose_our_files(command.name, corpus, uses_run_model, group_choices)

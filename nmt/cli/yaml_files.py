@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from nmt.cli.arguments import GROUPS, YAML_SUFFIXES, Argument, is_list
-from nmt.cli.commands import COMMANDS, choices
+from nmt.cli.commands import COMMANDS, list_yaml_names
 from nmt.config import (
     ADVICE_FOR_KEY,
     OUR_KEY,
@@ -83,7 +83,7 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
     path = files.get((group, name), Path(name).expanduser())
     if path.is_file() and path.suffix in YAML_SUFFIXES:
         return _register(group, path)
-    our_names = choices(group)
+    our_names = list_yaml_names(group)
     if name not in our_names:
         user_names = [file_name for file_group, file_name in files if file_group == group]
         advice = suggest_names(name, [*our_names, *user_names])
@@ -120,7 +120,8 @@ def _register(group: str, path: Path) -> str:
         content = _nest_model_settings(content)
     check_content(content, path)
     name = path.stem
-    if name in choices(group):  # does not replace the file in configs/, which files may include
+    if name in list_yaml_names(group):
+        # does not replace the file in configs/, which other files may include
         name = f"{path.parent.name}-{name}"
     store_config(name, content, group=group, package="_global_")
     _registered_paths[name] = path

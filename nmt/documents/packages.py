@@ -26,10 +26,11 @@ _MAX_TEXT_BYTES = 64 << 20  # unpacked size of all files with text
 _MAX_RATIO = 200
 _MIN_LIMIT_BYTES = 64 << 20
 _MAX_FILES = 10_000
-# macros of OOXML and OpenDocument, except for the indices script-lb.xml and script-lc.xml
-_MACROS = re.compile(r"(?i)(^|/)vbaProject\.bin$|^Basic/.+/(?!script-l[bc]\.xml).+\.xml$")
-
-
+_MACROS = re.compile(
+    r"(?i)(^|/)vbaProject\.bin$"  # in OOXML
+    # in OpenDocument, where script-lb.xml and script-lc.xml only list modules
+    r"|^Basic/.+/(?!script-l[bc]\.xml).+\.xml$"
+)
 _Reader = Callable[[str, ReadOptions], XmlPart]
 _ZIP_ERRORS = (  # zipfile raises these for a damaged archive
     zipfile.BadZipFile,
@@ -49,7 +50,7 @@ class _Format:
 
     name: str
     readers: dict[str, _Reader]
-    """The function that reads a file, by a regular expression for its whole name."""
+    """Maps patterns to functions: a function reads the files whose whole name matches."""
 
     def find_reader(self, file_name: str) -> _Reader | None:
         """Return the function that reads a file, or None if the file is not translated."""
@@ -62,14 +63,18 @@ class _Format:
 def _read_page(text: str, options: ReadOptions) -> XmlPart:
     """Read a page of an EPUB."""
     page = parse_html(text, split_sentences=options.split_sentences)
-    return XmlPart([XmlText(MarkupText([content])) for content in page.contents])
+    texts: list[SourceText] = []
+    for content in page.contents:
+        block = MarkupText([content])
+        texts.append(XmlText(block))
+    return XmlPart(texts)
 
 
 def _read_elements(text: str, options: ReadOptions, *, names: frozenset[str]) -> XmlPart:
     """Read the text of elements with these names."""
     texts: list[SourceText] = []
     markup: list[str] = []
-    is_inside = False
+    is_inside = False  # True from the opening tag of such an element to the next tag of any kind
     for token in tokenize_xml(text):
         if token.name:
             is_inside = token.kind is XmlKind.OPENING and token.name in names
@@ -113,12 +118,12 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
     Raises `DataError` for an archive that is damaged, has a password or macros, or unpacks to too
     many bytes.
     """
-    contents = _read_texts(content, package_format)
-    if not contents:
+    text_files = _unpack_text_files(content, package_format)
+    if not text_files:
         raise DataError(f"the file is not a {package_format.name} document: it has no text")
     xml_parts: dict[str, tuple[XmlPart, str]] = {}  # file name: its texts and its encoding
     texts: list[SourceText] = []
-    for file_name, (read, xml) in contents.items():
+    for file_name, (read, xml) in text_files.items():
         try:
             text, codec = decode_xml(xml)
             xml_part = read(text, options)
@@ -130,12 +135,9 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
     return Document(texts, lambda translations: _assemble(content, xml_parts, iter(translations)))
 
 
-def _read_texts(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:
-    """Return the content of each file with text, and the function that reads it.
-
-    The keys are the names of the files. Checks all files of the archive.
-    """
-    contents: dict[str, tuple[_Reader, bytes]] = {}
+def _unpack_text_files(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:
+    """Check the archive; return for each file with text its reader and its bytes, keyed by name."""
+    text_files: dict[str, tuple[_Reader, bytes]] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             _check_files(archive, len(content), package_format)
@@ -145,14 +147,14 @@ def _read_texts(content: bytes, package_format: _Format) -> dict[str, tuple[_Rea
             for entry in archive.infolist():
                 read = package_format.find_reader(entry.filename)
                 if read is not None:
-                    contents[entry.filename] = (read, archive.read(entry))
+                    text_files[entry.filename] = (read, archive.read(entry))
     except _ZIP_ERRORS as error:
         reason = to_one_line(error)
         raise DataError(
             f"the file is not a {package_format.name} document, or is damaged or has a password: "
             f"{reason}"
         ) from None
-    return contents
+    return text_files
 
 
 def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _Format) -> None:
@@ -200,7 +202,8 @@ def _assemble(
             new_entry.create_system = entry.create_system
             if entry.filename in xml_parts:
                 xml_part, codec = xml_parts[entry.filename]
-                new_archive.writestr(new_entry, encode_xml(xml_part.join(translations), codec))
+                xml = xml_part.join(translations)  # takes the next translations of the iterator
+                new_archive.writestr(new_entry, encode_xml(xml, codec))
             else:
                 new_entry.file_size = entry.file_size  # tells zipfile whether ZIP64 is needed
                 with archive.open(entry) as source, new_archive.open(new_entry, "w") as target:
