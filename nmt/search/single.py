@@ -5,7 +5,7 @@ operations on small tensors would take most of the time. Therefore hypotheses ar
 ranks their continuations.
 """
 
-# R live hypotheses, best first; K beam size, V vocab
+# R live hypotheses, best first; V vocab
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def search_one_sentence(
     """Return the hypotheses of the only sentence of a request, best first."""
     src, src_lengths = pad_source(request.sources, tokenizers)  # (1, S), (1,)
     state = stepper.start_single(src, src_lengths)
-    model = SingleModel(stepper, state, request, tokenizers)
+    decoder = SentenceDecoder(stepper, state, request, tokenizers)
     if request.config.beam_size == 1:
-        hypotheses = [_search_greedily(model)]
+        hypotheses = [_search_greedily(decoder)]
     else:
-        hypotheses = _search_with_beam(model)
+        hypotheses = _search_with_beam(decoder)
     check_finite(hypotheses)
     return hypotheses
 
 
-class SingleModel:
-    """The predictions of a model for one sentence."""
+class SentenceDecoder:
+    """Runs the decoder of a model on the live hypotheses of one sentence."""
 
     def __init__(
         self, stepper: Stepper, state: Any, request: SearchRequest, tokenizers: Tokenizers
@@ -95,57 +95,57 @@ class SingleModel:
         return Hypothesis.from_tokens(tokens, log_probs, self.config, eos_id=self.eos_id)
 
 
-def _search_greedily(model: SingleModel) -> Hypothesis:
+def _search_greedily(decoder: SentenceDecoder) -> Hypothesis:
     """Append the most probable token until EOS or the length limit."""
     tokens: list[int] = []
     token_log_probs: list[float] = []
-    token = model.bos_id
-    while len(tokens) < model.max_length:
-        log_probs = model.next_log_probs([token])[0]  # (V,)
+    token = decoder.bos_id
+    while len(tokens) < decoder.max_length:
+        log_probs = decoder.next_log_probs([token])[0]  # (V,)
         token = int(log_probs.argmax())  # the lowest id if several are equal
         tokens.append(token)
         token_log_probs.append(float(log_probs[token]))
-        if token == model.eos_id:
+        if token == decoder.eos_id:
             break
-    return model.make_hypothesis(tokens, token_log_probs)
+    return decoder.make_hypothesis(tokens, token_log_probs)
 
 
 @dataclass(frozen=True)
 class Continuation:
     """A hypothesis with one more token."""
 
-    parent_row: int  # row in the beam of the hypothesis that it continues
+    parent_row: int  # index in the beam of the hypothesis without this token
     tokens: list[int]  # BOS, then the tokens of the hypothesis
     log_probs: list[float]  # log-probability of each token after BOS
     total: np.float32  # sum of the log-probabilities; float32, as in `BeamSearch`
 
 
-def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
+def _search_with_beam(decoder: SentenceDecoder) -> list[Hypothesis]:
     """Return the results of beam search, which equal the results of `BeamSearch`."""
-    beam_size = model.config.beam_size
-    results = ResultList(model.request.num_results)
-    beam = [Continuation(0, [model.bos_id], [], np.float32(0))]
-    for length in range(1, model.max_length + 1):
+    beam_size = decoder.config.beam_size
+    results = ResultList(decoder.request.num_results)
+    beam = [Continuation(0, [decoder.bos_id], [], np.float32(0))]
+    for length in range(1, decoder.max_length + 1):
         last_tokens = [continuation.tokens[-1] for continuation in beam]  # (R,)
-        log_probs = model.next_log_probs(last_tokens)  # (R, V)
+        log_probs = decoder.next_log_probs(last_tokens)  # (R, V)
         ranking = _rank_continuations(beam, log_probs, 2 * beam_size)
         live = []
         for rank, candidate in enumerate(ranking):
-            if candidate.tokens[-1] != model.eos_id:
+            if candidate.tokens[-1] != decoder.eos_id:
                 live.append(candidate)
-            elif rank < beam_size:  # only one of the best continuations can become a result
-                results.add(model.make_hypothesis(candidate.tokens[1:], candidate.log_probs))
+            elif rank < beam_size:  # EOS below the best `beam_size` continuations is ignored
+                results.add(decoder.make_hypothesis(candidate.tokens[1:], candidate.log_probs))
         beam = live[:beam_size]
-        if length == model.max_length:
+        if length == decoder.max_length:
             for candidate in beam:  # these are complete, though they do not end with EOS
-                results.add(model.make_hypothesis(candidate.tokens[1:], candidate.log_probs))
+                results.add(decoder.make_hypothesis(candidate.tokens[1:], candidate.log_probs))
             beam = []
-        elif results.worst_score > NEG_INF:  # the list of results is full
-            threshold = _prune_threshold(model, results.worst_score, length)
+        elif results.worst_score > NEG_INF:  # it is NEG_INF until there are enough results
+            threshold = _prune_threshold(decoder, results.worst_score, length)
             beam = [candidate for candidate in beam if candidate.total > threshold]
         if not beam:
             break
-        model.reorder([candidate.parent_row for candidate in beam])
+        decoder.reorder([candidate.parent_row for candidate in beam])
     return results.hypotheses
 
 
@@ -176,23 +176,25 @@ def _rank_continuations(
 def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     """Return the indices of up to `count` highest values above minus infinity, best first.
 
-    Equal values keep their order. Few values are sorted: only those that reach a lower bound of the
-    `count`-th highest value. The values are divided into groups, and the `count`-th highest maximum
-    of a group is such a bound. `count` is at most the number of groups.
+    Equal values keep their order. Sorting all values would be slow, so values below a threshold are
+    left out. The values are divided into groups, and the threshold is the `count`-th highest of the
+    groups' maxima, which at least `count` values reach. `count` is at most the number of groups.
     """
     threshold = np.finfo(np.float32).min  # the lowest value above minus infinity
     group_size = len(values) // _NUM_GROUPS
     if group_size:
         # column i is the group of the values i, i + 256, i + 512, ...
-        grouped = values[: group_size * _NUM_GROUPS].reshape(group_size, _NUM_GROUPS)
-        maxima = grouped.max(axis=0)  # (_NUM_GROUPS,)
-        threshold = max(threshold, np.partition(maxima, -count)[-count])
-    remaining = np.flatnonzero(values >= threshold)
-    order = np.argsort(-values[remaining], kind="stable")[:count]
-    return remaining[order]
+        num_grouped = group_size * _NUM_GROUPS  # the remaining values are in no group
+        groups = values[:num_grouped].reshape(group_size, _NUM_GROUPS)
+        maxima = groups.max(axis=0)  # (_NUM_GROUPS,)
+        nth_highest_maximum = np.partition(maxima, -count)[-count]
+        threshold = max(threshold, nth_highest_maximum)
+    indices = np.flatnonzero(values >= threshold)
+    order = np.argsort(-values[indices], kind="stable")[:count]
+    return indices[order]
 
 
-def _prune_threshold(model: SingleModel, worst_score: float, length: int) -> float:
+def _prune_threshold(decoder: SentenceDecoder, worst_score: float, length: int) -> float:
     """Return the log-probability that a live hypothesis must exceed to become a result later.
 
     `worst_score` is the score of the last result.
@@ -200,7 +202,7 @@ def _prune_threshold(model: SingleModel, worst_score: float, length: int) -> flo
     threshold = prune_threshold(
         torch.tensor([worst_score], dtype=torch.float64),
         torch.tensor([length]),
-        torch.tensor([model.max_length]),
-        model.config,
+        torch.tensor([decoder.max_length]),
+        decoder.config,
     )
     return float(threshold)

@@ -112,12 +112,13 @@ class Style:
         for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.name):
             if font.weight == 400 and font.style == "normal":  # neither bold nor italic
                 font_files[font.name] = font.fname
-        for name in [*self.fonts, *font_files]:
+        names = [name for name in self.fonts if name in font_files]
+        names += [name for name in font_files if name not in self.fonts]
+        for name in names:
             if not uncovered:
                 break
-            if name not in font_files:
-                continue
-            covered = uncovered & set(font_manager.get_font(font_files[name]).get_charmap())
+            charmap = font_manager.get_font(font_files[name]).get_charmap()
+            covered = uncovered & set(charmap)
             uncovered -= covered
             if covered and name not in self.fonts:
                 self.fonts.append(name)
@@ -144,8 +145,8 @@ class Style:
     ) -> Any:
         """Draw a matrix as colors: values from 0 to 1, or from -1 to 1 if `is_signed`.
 
-        An axis with an empty list of labels has no ticks. Without a list, it has matplotlib's ticks
-        with the numbers of rows or columns. Cells become gray where `gray_mask` is True.
+        Labels that are None become the numbers of the rows or columns; an empty list removes the
+        ticks. Cells become gray where `gray_mask` is True.
         """
         values = np.asarray(values, dtype=float)
         colormap = self.unsigned_colormap
@@ -164,8 +165,9 @@ class Style:
         )
         if gray_mask is not None:
             gray = LinearSegmentedColormap.from_list("gray", [self.line_color, self.line_color])
-            cells = np.ma.masked_where(~np.asarray(gray_mask), np.ones(values.shape))
-            axes.imshow(cells, cmap=gray, aspect=axes.get_aspect())
+            is_colored = ~np.asarray(gray_mask)
+            gray_cells = np.ma.masked_where(is_colored, np.ones(values.shape))
+            axes.imshow(gray_cells, cmap=gray, aspect=axes.get_aspect())
         if row_labels is not None:
             axes.set_yticks(range(len(row_labels)), row_labels)
         if column_labels is not None:
@@ -176,15 +178,18 @@ class Style:
         return image
 
     def write_numbers(
-        self, axes: Axes, numbers: Any, cells: Any | None = None, *, number_format: str = "{:.2f}"
+        self, axes: Axes, numbers: Any, values: Any | None = None, *, number_format: str = "{:.2f}"
     ) -> None:
-        """Write a number into each cell of a heat map of `cells`, by default of `numbers`."""
+        """Write `numbers` into the cells of a heat map.
+
+        `values` are the values that the heat map shows as colors, by default the same numbers.
+        """
         numbers = np.asarray(numbers, dtype=float)
-        cells = numbers if cells is None else np.asarray(cells, dtype=float)
+        values = numbers if values is None else np.asarray(values, dtype=float)
         for row, column in np.ndindex(*numbers.shape):
             text = axes.text(column, row, number_format.format(numbers[row, column]), fontsize=8.5)
             text.set(ha="center", va="center")
-            if abs(cells[row, column]) > 0.5:  # a dark cell
+            if abs(values[row, column]) > 0.5:  # the text would be hard to read on a strong color
                 text.set_color(self.background)
 
 
