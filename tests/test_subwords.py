@@ -72,7 +72,7 @@ def test_unigram_cuts_are_drawn_with_their_probabilities() -> None:
     weights = np.exp(0.3 * np.array(list(scores.values())))
     counts = dict.fromkeys(cuts, 0)
     for i in range(4000):
-        counts[" ".join(cutter._draw_path(word, Random(i)))] += 1
+        counts[" ".join(cutter._draw_unigram_pieces(word, Random(i)))] += 1
     shares = np.array(list(counts.values())) / 4000
     # 4 standard deviations of a share of a half
     assert shares == pytest.approx(weights / weights.sum(), abs=0.03)
@@ -83,7 +83,7 @@ def test_a_merge_is_left_out_as_often_as_the_probability_says(tokenizer: Tokeniz
     cutter = WordSegmenter(tokenizer, 0.3)
     num_cut = 0
     for i in range(4000):
-        num_cut += len(cutter._draw_merges(word, Random(i))) == 2  # ▁ and the letter
+        num_cut += len(cutter._draw_bpe_pieces(word, Random(i))) == 2  # ▁ and the letter
     assert num_cut / 4000 == pytest.approx(0.3, abs=0.03)
 
 

@@ -5,8 +5,8 @@ seed, the number of the update and the index of the pair. So they are the same f
 ranks, and after resuming.
 """
 
-# In shapes: V vocabulary size; numbers of tokens without EOS: N in the source, T in the source
-# without its prefix, K of these T that are not dropped, M in the target
+# V vocabulary size; all others without EOS: N source tokens, T source tokens after the prefix, K of
+# these T that are not dropped, M target tokens
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class TokenNoise:
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
-        # N columns instead of T, so that the random numbers of the target do not depend on the
-        # length of the prefix
-        src_draws = rng.random((3, len(src_ids)))
+        # The numbers of the prefix are drawn but not used, so that the numbers drawn later, for the
+        # target, do not depend on the length of the prefix.
+        src_draws = rng.random((3, len(src_ids)))  # (3, N)
         src_prefix_length = find_prefix_length(src_ids, self.src_prefixes)
         src_prefix = src_ids[:src_prefix_length]
         text_ids = src_ids[src_prefix_length:]  # (T,)
@@ -118,9 +118,10 @@ class TokenNoise:
         A hint consists of SOURCE, the source words, TARGET, the target words and DONE.
         """
         source_id, target_id, done_id = self.hint_ids
-        num_begun = (ids == target_id).cumsum()  # (T,), number of TARGET up to each position
-        num_done = (ids == done_id).cumsum()  # (T,), number of DONE up to each position
-        is_in_target = num_begun > num_done  # includes the symbol TARGET
+        num_target_symbols = (ids == target_id).cumsum()  # (T,), TARGET up to each position
+        num_done_symbols = (ids == done_id).cumsum()  # (T,), DONE up to each position
+        # the last symbol was TARGET, and DONE has not followed yet
+        is_in_target = num_target_symbols > num_done_symbols
         return is_in_target | (ids == source_id) | (ids == done_id)
 
     def _choose_kept_tokens(self, is_fixed: Any, drop_draws: Floats) -> Any:
@@ -128,11 +129,11 @@ class TokenNoise:
 
         If there are free tokens, at least one of them is kept.
         """
+        is_free = ~is_fixed
         is_kept = is_fixed | (drop_draws >= self.config.drop)
-        has_free_token = not is_fixed.all()
-        keeps_free_token = not is_fixed[is_kept].all()
-        if has_free_token and not keeps_free_token:  # keep the free token with the largest draw
-            free_draws = np.where(is_fixed, -1, drop_draws)
+        if is_free.any() and not is_kept[is_free].any():
+            # keep the free token with the largest draw
+            free_draws = np.where(is_free, drop_draws, -1)
             is_kept[free_draws.argmax()] = True
         return is_kept
 
@@ -140,15 +141,15 @@ class TokenNoise:
 def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The sort key of a token is its position plus noise from 0 to below `max_distance` + 1. Fixed
-    tokens divide the sequence into segments: each fixed token is a segment, and the tokens between
-    two fixed tokens are a segment. To keep tokens from moving to another segment, `max_distance` +
-    1 is added to the noise once for each earlier segment.
+    The tokens are sorted by their position plus noise, which is below `max_distance` + 1. Fixed
+    tokens do not move, and no token moves past them. To ensure this, the sequence is divided into
+    segments: each fixed token, and the tokens between two fixed ones. For each earlier segment,
+    `max_distance` + 1 is added to the noise.
     """
-    # Each fixed token begins two segments, its own and the next one. So the index of a segment is
-    # twice the number of fixed tokens so far, and one less in a fixed token itself. For example, a
-    # separator between two lines of two tokens gives 0 0 1 2 2.
-    segment_indices = 2 * is_fixed.cumsum() - is_fixed
+    # The index increases by 1 at each fixed token and by 1 after it. For example, a separator
+    # between two lines of two tokens gives 0 0 1 2 2.
+    num_fixed = is_fixed.cumsum()  # (K,), fixed tokens up to each position
+    segment_indices = 2 * num_fixed - is_fixed
     noise = (draws + segment_indices) * (max_distance + 1)
     sort_keys = np.arange(len(draws)) + noise
     return np.argsort(sort_keys, kind="stable")
@@ -237,11 +238,13 @@ class WordSegmenter:
     def segment(self, ids: Ids, rng: np.random.Generator) -> Ids:
         """Segment the text of `ids` (N,) at random and return the new ids."""
         array: Any = np.asarray(ids)
+        if len(array) == 0:
+            return np.array([], dtype=array.dtype)
         is_start = self.begins_word[array]  # (N,)
-        is_start[:1] = True  # a slice, since there may be no ids
-        # a symbol is a word of its own, so the id after it starts another word
-        is_after_symbol = self.is_symbol[array[:-1]]  # (N - 1,), of all ids but the first
-        is_start[1:] |= is_after_symbol
+        is_start[0] = True
+        # a symbol is a word of its own, so the next id starts another word
+        is_symbol = self.is_symbol[array]  # (N,)
+        is_start[1:] |= is_symbol[:-1]
         word_starts = np.flatnonzero(is_start).tolist()
         variants = rng.integers(_SEGMENTATIONS_PER_WORD, size=len(word_starts)).tolist()
         id_list = array.tolist()
@@ -257,36 +260,36 @@ class WordSegmenter:
             return list(ids)
         text = "".join(self.pieces[i] for i in ids)
         rng = Random(f"{variant} {text}")  # the same numbers for this word in every process
-        draw_pieces = self._draw_merges if self.is_bpe else self._draw_path
+        draw_pieces = self._draw_bpe_pieces if self.is_bpe else self._draw_unigram_pieces
         pieces = draw_pieces(text, rng)
         if not pieces:  # the text has a character that is no piece
             return list(ids)
         return [self.ids[piece] for piece in pieces]
 
-    def _draw_merges(self, text: str, rng: Random) -> list[str]:
+    def _draw_bpe_pieces(self, text: str, rng: Random) -> list[str]:
         """Merge characters into pieces, and skip merges at random.
 
         Each step applies the merge with the highest score, the leftmost among equals. Returns an
         empty list if a character is not in the vocabulary.
         """
-        symbols = list(text)
+        pieces = list(text)
         while True:
-            merge_scores = {}  # keyed by i: the score of merging the symbols at i and i + 1
-            for i in range(len(symbols) - 1):
-                piece = symbols[i] + symbols[i + 1]
+            merge_scores = {}  # keyed by i: the score of merging the pieces at i and i + 1
+            for i in range(len(pieces) - 1):
+                merged = pieces[i] + pieces[i + 1]
                 # the merge is skipped with probability `alpha`
-                if piece in self.scores and rng.random() >= self.alpha:
-                    merge_scores[i] = self.scores[piece]
+                if merged in self.scores and rng.random() >= self.alpha:
+                    merge_scores[i] = self.scores[merged]
             if not merge_scores:
                 break
             best = max(merge_scores, key=merge_scores.__getitem__)  # the leftmost among equals
-            merged = symbols[best] + symbols[best + 1]
-            symbols[best : best + 2] = [merged]
-        if not all(symbol in self.scores for symbol in symbols):
+            merged = pieces[best] + pieces[best + 1]
+            pieces[best : best + 2] = [merged]
+        if not all(piece in self.scores for piece in pieces):
             return []
-        return symbols
+        return pieces
 
-    def _draw_path(self, text: str, rng: Random) -> list[str]:
+    def _draw_unigram_pieces(self, text: str, rng: Random) -> list[str]:
         """Draw a segmentation with forward filtering and backward sampling.
 
         Returns an empty list if the text has no segmentation.
@@ -298,8 +301,8 @@ class WordSegmenter:
         last_probabilities: dict[int, list[float]] = {}  # probabilities of these starts
         for end in range(1, len(text) + 1):
             starts = []
-            # for each start, the log of the summed weights of the segmentations of text[:end] whose
-            # last piece is text[start:end]
+            # for each start, the log of a sum of weights: of all segmentations of text[:end] that
+            # end with the piece text[start:end]
             log_weights = []
             for start in range(max(0, end - self.max_piece_length), end):
                 piece = text[start:end]
@@ -313,7 +316,7 @@ class WordSegmenter:
                 last_probabilities[end] = [math.exp(weight - log_sum) for weight in log_weights]
         pieces = []  # the last one first
         end = len(text)
-        while end in last_starts:
+        while end in last_starts:  # False at 0, and for a text without segmentation
             [start] = rng.choices(last_starts[end], last_probabilities[end])
             pieces.append(text[start:end])
             end = start
