@@ -31,7 +31,7 @@ from nmt.preprocess.clean import clean
 from nmt.preprocess.clean_chunk import CleanChunk
 from nmt.preprocess.duplicates import HashWriter, hash_all_units, read_repeats
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
-from nmt.preprocess.held_out import collect_lines, read_held_out, read_taken_lines
+from nmt.preprocess.held_out import collect_lines, read_held_out, read_taken_sentences
 from nmt.preprocess.statistics import PLAIN, HeldOutFinder, Statistics, count_chunk, token_kinds
 from nmt.preprocess.workspace import Job, Task
 from nmt.runtime.files import replace_file
@@ -389,7 +389,7 @@ def make_encoding_task(job: Job) -> Task:
     """Return a function for `run_stage`. It writes the shard of a span and returns its record."""
     config = job.config
     # sentences of the pairs that held-out sets took out of the training text
-    taken_lines = read_taken_lines(job)
+    taken_lines = read_taken_sentences(job)
     taken_set = LineSet(taken_lines) if taken_lines else None
     drops_duplicates = config.filter.drops_duplicates
     held_out_lines = {split: collect_lines(chunks) for split, chunks in read_held_out(job).items()}

@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")
 # The corpora and the sentences of all sets. Written to the plan folder when the sets are complete.
 _TAKEN_FILE = "taken.json"
-_SPARE_CANDIDATES = 1000  # more candidates than pairs, since some are skipped for shared sentences
+_SPARE_CANDIDATES = 1000  # see `_num_candidates`
 # Chinese and Japanese have no spaces, so each of their characters counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _SWAP_MARGIN = 0.2
-"""If an exchange of the sides raises the share of known words by more than this, they seem to be
-swapped. For two different languages, an exchange changes the share by 0.3 or more.
+"""Source and target seem to be swapped if exchanging them raises the share of known words by more
+than this. Between two different languages, the share changes by 0.3 or more.
 """
 _Pair = tuple[str, str, str]  # corpus, source, target
 
@@ -55,30 +55,34 @@ def requested_sizes(config: PreprocessConfig) -> dict[str, float]:
     return sizes
 
 
-def held_out_key_limit(sizes: Mapping[str, float], num_pairs: int) -> int:
+def held_out_key_limit(sizes: Mapping[str, float], num_training_pairs: int) -> int:
     """Return a limit for held-out keys that probably leaves enough candidates.
 
     Keys are distributed evenly from 0 to `NUM_KEYS`. Of all pairs, a share of limit / NUM_KEYS
-    therefore has keys below the limit.
+    therefore has keys below the limit. `sizes` is from `requested_sizes`.
     """
     total_size = sum(sizes.values())
     if total_size < 1:
         return int(total_size * NUM_KEYS)
-    num_scanned = 2 * _num_candidates(total_size)  # filters may drop half of them
-    return min(NUM_KEYS, num_scanned * NUM_KEYS // num_pairs)
+    num_keys_below = 2 * _num_candidates(total_size)  # filters may drop half of these pairs
+    limit = num_keys_below * NUM_KEYS // num_training_pairs
+    return min(limit, NUM_KEYS)
 
 
-def _num_candidates(num_pairs: float) -> int:
-    """Return a number of candidates that probably have `num_pairs` without shared sentences."""
-    return 2 * int(num_pairs) + _SPARE_CANDIDATES
+def _num_candidates(num_requested: float) -> int:
+    """Return how many candidates to collect in order to choose `num_requested` pairs.
+
+    There are more candidates than pairs, since those that share a sentence are skipped.
+    """
+    return 2 * int(num_requested) + _SPARE_CANDIDATES
 
 
 def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> Job:
     """Take held-out sets out of the training text. Returns the job with these sets.
 
-    Chooses pairs among the candidates that the scan `stage` found with `limits`, and writes them to
-    the plan folder. If an earlier run did this, reads only the result. Raises a `ConfigError` if
-    the text has too few pairs.
+    Chooses pairs among the candidates of the scan with the name `stage`, which found them with
+    `limits`, and writes them to the plan folder. If an earlier run did this, reads only the result.
+    Raises a `ConfigError` if the text has too few pairs.
     """
     sizes = requested_sizes(job.config)
     if not sizes:
@@ -86,13 +90,13 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
     taken_file = job.work.plan / _TAKEN_FILE
     if not taken_file.exists():
         candidates = _read_candidates(job, spans, stage, limits)
-        lines: set[str] = set()
+        sentences: set[str] = set()
         corpora = {}
         for split, pairs in _choose_pairs(candidates, sizes).items():
             corpora[split] = _write_pairs(job, split, pairs)
             for _, src, tgt in pairs:
-                lines.update((src, tgt))
-        replace_json(taken_file, {"corpora": corpora, "lines": sorted(lines)})
+                sentences.update((src, tgt))
+        replace_json(taken_file, {"corpora": corpora, "lines": sorted(sentences)})
     held_out = dict(job.held_out)
     for split, corpora_of_split in read_json(taken_file)["corpora"].items():
         sources = list(held_out[split])
@@ -105,13 +109,13 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
     return replace(job, held_out=held_out)
 
 
-def read_taken_lines(job: Job) -> list[str]:
+def read_taken_sentences(job: Job) -> list[str]:
     """Return the sentences that were taken out of the training text."""
     taken_file = job.work.plan / _TAKEN_FILE
     if not taken_file.exists():
         return []
-    lines: list[str] = read_json(taken_file)["lines"]
-    return lines
+    sentences: list[str] = read_json(taken_file)["lines"]
+    return sentences
 
 
 def _taken_paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
@@ -145,10 +149,11 @@ def _read_candidates(
     """Return the candidates by key. If the first scan found too few, scans again for all pairs."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    # If sizes are shares of the text, the limit of the first scan is exact.
+    # if sizes are shares, the first scan found all pairs with keys below the share
     are_shares = total_size < 1
     has_all_candidates = are_shares or limits.held_out_below == NUM_KEYS
-    if not has_all_candidates and len(candidates) < _num_candidates(total_size):
+    has_too_few = len(candidates) < _num_candidates(total_size)
+    if not has_all_candidates and has_too_few:
         stage = f"{stage} for held-out pairs"
         scan(job, spans, stage, replace(limits, held_out_below=NUM_KEYS))
         candidates = _merge_candidates(job, spans, stage)
@@ -169,14 +174,16 @@ def _choose_pairs(
 ) -> dict[str, list[_Pair]]:
     """Choose pairs for each split, in the order of their keys.
 
-    Skips a pair if one of its sentences is in an earlier pair.
+    Skips a pair if one of its sentences is in an earlier pair. `sizes` is from `requested_sizes`: a
+    size is a number of pairs, or a share if it is below 1.
     """
     pairs_by_split: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()  # normal forms of the sentences of chosen pairs
     keys = iter(sorted(candidates))  # each split continues where the previous one ended
-    share_end = 0.0  # the key at which the split ends if its size is a share
+    share_end = 0.0  # if sizes are shares, the key at which a split ends
     for split, size in sizes.items():
-        share_end += size * NUM_KEYS
+        if size < 1:
+            share_end += size * NUM_KEYS
         pairs: list[_Pair] = []
         for key in keys:
             _, src, tgt = candidates[key]
@@ -188,7 +195,8 @@ def _choose_pairs(
             is_end_of_share = size < 1 and key >= share_end
             if is_complete or is_end_of_share:
                 break
-        if len(pairs) < max(size, 1):  # a share must give at least one pair
+        min_pairs = max(size, 1)  # a share must give at least one pair
+        if len(pairs) < min_pairs:
             raise ConfigError(
                 f"data.{split}.num_pairs={size:g}: the training text has only {len(pairs)} pairs "
                 "that share no sentence; give fewer, or another text"
@@ -253,7 +261,8 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
             key = f"corpora.{corpus}" if corpus else "train"
             log.warning(
                 "warning: source and target of data.%s seem to be swapped: %.0f %% of the words of "
-                "data.valid are on the other side, and %.0f %% on their own; exchange the files",
+                "data.valid occur on the other side, and %.0f %% on the same side; exchange the "
+                "files",
                 key,
                 100 * swapped_share,
                 100 * straight_share,

@@ -41,7 +41,7 @@ from nmt.preprocess.duplicates import find_duplicates, hash_normal_forms
 from nmt.preprocess.filters import no_pairs_left_error
 from nmt.preprocess.held_out import (
     held_out_key_limit,
-    read_taken_lines,
+    read_taken_sentences,
     requested_sizes,
     take_held_out,
 )
@@ -87,7 +87,7 @@ def make_tokenizers_and_mark_duplicates(job: Job, spans: Sequence[Span]) -> Toke
     folder = job.work.plan
     if (folder / _DONE_MARKER).exists():
         return load_tokenizers(folder)
-    taken_lines = read_taken_lines(job)
+    taken_lines = read_taken_sentences(job)
     if job.config.tokenizer.learns_from_text:
         _train_tokenizers(job, spans, taken_lines)
     else:

@@ -42,13 +42,13 @@ def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
             lock_seconds = min(_LOCK_SECONDS, timeout_seconds / 2)
-            lock = FileLock(run_dir / ".lock").acquire(timeout=lock_seconds)
+            held_lock = FileLock(run_dir / ".lock").acquire(timeout=lock_seconds)
         except Timeout:
             raise ConfigError(
                 f"run_dir={run_dir}: another nmt-train uses it; wait for it, stop it, or choose "
                 "another run_dir"
             ) from None
-    with lock:
+    with held_lock:  # releases it
         remove_all_temporary(run_dir / "checkpoints")
         yield
 
@@ -56,8 +56,8 @@ def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 def save_config(run_dir: Path, config_yaml: str) -> None:
     """Write `config.yaml` and its checksum manifest, unless both are up to date.
 
-    A kill in between leaves a valid folder: the old manifest is removed before the config changes,
-    and a config without a manifest is valid.
+    Removes the old manifest before the config changes. If the process is killed in between, the
+    folder has a config without a manifest, which is valid.
     """
     path = run_dir / "config.yaml"
     manifest = run_dir / MANIFEST
@@ -76,8 +76,9 @@ def make_fingerprint(
 ) -> dict[str, Any]:
     """Return the data and the settings of a run, to compare them when the run is resumed.
 
-    `samplers` are the samplers of all stages, with the effective weights of the corpora. Settings
-    with `on_resume="accept"` are left out.
+    `samplers` has the sampler of each stage, keyed by the update after which the stage starts.
+    Their mixtures are compared instead of the weights in the settings. Settings with
+    `on_resume="accept"` are left out.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
     fingerprint = {
@@ -87,7 +88,7 @@ def make_fingerprint(
         **settings_to_compare(config),
     }
     if config.lemmas is not None:
-        # hints depend on the content of the file, not on its path
+        # `augment.terminology` uses the content of the file; its path does not matter
         content = read_regular_file(resolve_path(config.lemmas))
         fingerprint["lemmas"] = hashlib.sha256(content).hexdigest()[:16]
     return fingerprint
@@ -100,12 +101,14 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     """
     # a checkpoint of another version of nmt may have more or fewer settings
     defaults = settings_to_compare(TrainConfig())
-    old = defaults | saved
-    new = defaults | current
+    saved_values = defaults | saved
+    current_values = defaults | current
     changes = {}  # key: description of the change
-    for key in current | old:  # together, they have all keys
-        if old.get(key) != new.get(key):
-            changes[key] = f"{key} was {old.get(key)}, is {new.get(key)}"
+    for key in current | saved_values:  # the keys of all three dictionaries
+        saved_value = saved_values.get(key)
+        current_value = current_values.get(key)
+        if saved_value != current_value:
+            changes[key] = f"{key} was {saved_value}, is {current_value}"
     allowed_keys = settings_to_log(TrainConfig())
     refused_changes = [change for key, change in changes.items() if key not in allowed_keys]
     if refused_changes:

@@ -54,14 +54,14 @@ def translate_in_context(
     context. `translate_windows` is a function that translates each line of windows on its own.
     """
     separator = find_common_separator(tokenizers)
-    # `recase_groups` already recases the lines
+    # contexts are already added here, and `recase_groups` recases the lines if `options.recase`
     line_options = replace(options, context=0, recase=False)
 
     def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
         """Translate `lines`, with the other attributes of `window`."""
         window = replace(window, lines=lines)
-        translated_windows = list(translate_windows([window], config, line_options))
-        [(_, results)] = translated_windows  # a single window
+        [translated_window] = translate_windows([window], config, line_options)
+        _, results = translated_window
         return results
 
     for window in windows:
@@ -94,7 +94,7 @@ def add_context(
 ) -> list[list[str]]:
     """Return for each line of the window a group of lines, which ends with this line.
 
-    The group begins with up to `context` earlier lines, but with no line before an empty one.
+    The group has up to `context` earlier lines: only the lines after the last empty line.
     With `copy_symbols`, lines without words are copied instead of translated and get no context.
     With `protect`, placeholders and tags do not count as words.
     """
@@ -105,8 +105,10 @@ def add_context(
         is_empty = not lines[i].strip()
         is_untranslated = copy_symbols and is_copied(lines[i], protect=protect)
         if not is_empty and not is_untranslated:
-            earliest_start = max(i - context, 0)
-            while start > earliest_start and lines[start - 1].strip():
+            earlier_lines = lines[max(i - context, 0) : i]
+            for line in reversed(earlier_lines):
+                if not line.strip():
+                    break
                 start -= 1
         groups.append(lines[start : i + 1])
     return groups
@@ -115,10 +117,11 @@ def add_context(
 def recase_groups(
     groups: Sequence[Sequence[str]], search: SearchConfig, tokenizer: Tokenizer
 ) -> tuple[list[list[str]], list[str]]:
-    """Return the groups in ordinary case, and for each group the name of the case of its last line.
+    """Convert the lines of groups to ordinary case, see `nmt.translate.recasing`.
 
-    The name is a key of `nmt.data.perturb.CASES`, or "" for ordinary case. `select_last_lines`
-    applies this case to the translation of the last line. See `nmt.translate.recasing`.
+    Returns the new groups, and the names of the former cases of their last lines, which are keys of
+    `nmt.data.perturb.CASES` or "" for ordinary case. `select_last_lines` applies these cases to the
+    translations.
     """
     glossary = load_glossary(tuple(search.glossary))
     recased_groups = []
@@ -129,7 +132,8 @@ def recase_groups(
         for line, case_name in zip(group, line_cases, strict=True):
             recased_line = line
             if case_name:
-                recased_line = glossary.keep_case(line, to_sentence_case(line, tokenizer))
+                sentence_case_line = to_sentence_case(line, tokenizer)
+                recased_line = glossary.keep_case(line, sentence_case_line)
             recased_lines.append(recased_line)
         recased_groups.append(recased_lines)
         case_names.append(line_cases[-1])
@@ -180,7 +184,7 @@ def select_last_lines(
     last_results: list[LineResult | None] = []
     for result, group, case_name in zip(results, groups, case_names, strict=True):
         if len(group) == 1:
-            last_results.append(finish_line(result, separator, case_name))
+            last_results.append(remove_separators(result, separator, case_name))
         else:
             last_results.append(_select_last_line(result, len(group), separator, case_name))
     return last_results
@@ -192,21 +196,21 @@ def replace_missing(
     separator: str,
     case_names: Sequence[str],
 ) -> list[LineResult]:
-    """Return `results`, in which each None is replaced by the next of `retried_results`.
+    """Return `results` with each None replaced by the next of `retried_results`.
 
-    `retried_results` are the results without context of the lines whose result is None.
+    `retried_results` has one result for each None: of the same line, translated without context.
     """
     retried = iter(retried_results)
     complete_results = []
     for result, case_name in zip(results, case_names, strict=True):
         if result is None:
-            result = finish_line(next(retried), separator, case_name)
+            result = remove_separators(next(retried), separator, case_name)
         complete_results.append(result)
     return complete_results
 
 
-def finish_line(result: LineResult, separator: str, case_name: str = "") -> LineResult:
-    """Remove separators from the result of a line without context, and apply its case."""
+def remove_separators(result: LineResult, separator: str, case_name: str = "") -> LineResult:
+    """Remove separators from the translation of a line without context, and apply its case."""
     if result.error is not None:
         return result
     texts = [text.strip() for text in result.text.split(separator)]
