@@ -3,13 +3,13 @@
 The setting `type` of a model selects one of them:
 
 - `transformer`, which all versions of Marian and Bergamot have, computes the positions of
-  `sinusoidal_concat`. In a pre-norm decoder, it normalizes the queries of self-attention, but not
-  the keys and values of earlier tokens.
-- `transformer-new`, which Marian has since version 1.12.23, normalizes all of them, and can read a
-  table of positions. The names of its tensors are expressions in C++.
+  `sinusoidal_concat`. In a pre-norm decoder, its self-attention applies the norm before it computes
+  queries, but not before it computes keys and values of earlier tokens.
+- `transformer-new`, which Marian has since version 1.12.23, applies the norm before it computes any
+  of them, and can read a table of positions. The names of its tensors are expressions in C++.
 """
 
-# D d_model, P positions
+# D d_model
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _RULES: list[Rule] = [
     *_EMBEDDING_RULES,
     (r"^model\.", ""),
     (r"\.layers\.(\d+)\.", lambda match: f"_l{int(match[1]) + 1}_"),  # counts layers from 1
+    # the SSRU, a recurrent unit that replaces the self-attention of a decoder
     (r"ssru_layer_norm", "rnn_ffn_ln"),
     (r"ssru\.candidate\.weight$", "rnn_W"),
     (r"ssru\.forget_gate\.weight$", "rnn_Wf"),
@@ -55,8 +56,14 @@ _RULES: list[Rule] = [
     (r"fc([12])\.weight$", r"ffn_W\1"),
     (r"fc([12])\.bias$", r"ffn_b\1"),
 ]
-# The rules that depend on the model follow in `make_transformer_new_arrays`. They end the names of
-# norms, such as `selfAttentionBlock_layer_norm.weight`, and of feed-forward networks.
+# For example, these rules change model.encoder.layers.0.self_attn.out_proj.weight in steps, to
+#   TransformerBatchEncoder->encoder->layers.0.self_attn.out_proj.weight
+#   ...layers->at(0)->as<marian::nn::TransformerEncoderLayer>()->self_attn.out_proj.weight
+#   ...selfAttentionBlock.out_proj.weight
+#   ...selfAttentionBlock->selfAttention->outProj->weight
+#   ...selfAttentionBlock->selfAttention->oProj->weight
+# `make_transformer_new_arrays` adds rules that depend on the model, for the names of norms, such as
+# selfAttentionBlock_layer_norm.weight, and of feed-forward networks, such as fc1.weight.
 _NEW_RULES: list[Rule] = [
     *_EMBEDDING_RULES,
     (r"^model\.encoder\.", "TransformerBatchEncoder->encoder->"),
@@ -88,13 +95,15 @@ def make_transformer_arrays(model: ModelConfig, weights: Weights) -> Arrays:
         if "embed_positions" in name:  # Marian computes them
             continue
         marian_name = _rename(name, _RULES)
-        if model.norm is Norm.pre and re.search("_(Wo|ffn)_ln_", marian_name):
+        is_sublayer_norm = re.search("_(Wo|ffn)_ln_", marian_name) is not None
+        if model.norm is Norm.pre and is_sublayer_norm:
             marian_name += "_pre"  # without this suffix, Marian would apply it after the sub-layer
+            # the pre-norm of an SSRU has another name than its post-norm
             marian_name = marian_name.replace("rnn_ffn_ln", "rnn_ln")
         array = tensor.float()
         if array.dim() == 1:
             array = array[None]  # (1, D)
-        elif re.search("_W.?$", marian_name):  # a linear layer, such as self_Wq
+        elif re.search("_W.?$", marian_name):  # a linear layer, such as self_Wq or rnn_W
             array = array.T  # (in, out)
         arrays[marian_name] = array.contiguous().numpy()
     return arrays
