@@ -105,8 +105,8 @@ def test_the_page_of_steps_writes_every_step(model_dir: str) -> None:
         expected.append(token.steps.weights[2, token.query, i])
         assert label == token.pieces[i]
         assert [cell.text for cell in cells] == [f"{v:.2f}".replace("-", "−") for v in expected]
-        assert [cell.is_negative for cell in cells if cell.share] == [
-            value < 0 for value, cell in zip(expected, cells, strict=True) if cell.share
+        assert [cell.is_negative for cell in cells if cell.color_percent] == [
+            value < 0 for value, cell in zip(expected, cells, strict=True) if cell.color_percent
         ]
     [summed] = sections["sum"]
     assert summed.rows[summed.marked_row][0] == "sum z"
@@ -121,7 +121,7 @@ def test_the_page_of_steps_writes_every_step(model_dir: str) -> None:
             for _, cells in table.rows:
                 assert all(f">{cell.text}</td>" in page for cell in cells)
     assert "<script" not in page
-    assert max(cell.share for _, cells in summed.rows for cell in cells) == 60
+    assert max(cell.color_percent for _, cells in summed.rows for cell in cells) == 60
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The figure of attention: chosen layers and heads of one pair, as heat maps."""
 
-# L layers, H heads, S source tokens, T target tokens
+# L layers, H heads
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nmt.runtime.distributed import set_num_threads
 from nmt.translate.attention import PairAttention, attention_model
 from nmt.translate.translator import Translator
 
-if TYPE_CHECKING:  # pages use this module without matplotlib
+if TYPE_CHECKING:  # HTML pages need functions of this module, but not matplotlib
     from matplotlib.figure import Figure
 
     from nmt.visualize.style import Style
@@ -30,9 +30,8 @@ _MAX_FIGURE_INCHES = 60.0  # largest width and height of all panels together, wi
 _LABEL_MARGIN_INCHES = 1.6  # space for the labels and the title of a panel
 _PLAIN_MARGIN_INCHES = 0.3  # space around a panel without labels
 _MIN_PANEL_WIDTH_INCHES = 1.2  # so that the title fits
-_LABEL_POINTS_PER_INCH = 60  # font size of a label, in points per inch of the height of a cell
-
-
+_LABEL_POINTS_PER_INCH = 60  # font size of labels: a cell of 0.1 inches has labels of 6 points
+_MAX_LABEL_POINTS = 10
 _TITLES = {
     AttentionKind.cross: "Attention of the target to the source",
     AttentionKind.encoder: "Attention, source to source",
@@ -47,9 +46,9 @@ def load_translator(config: VisualizeConfig) -> Translator:
 
 
 def load_single_model(config: VisualizeConfig, picture: str) -> tuple[Translator, FastTransformer]:
-    """Load `config.model_dir`, which must be a single model of nmt, for a picture.
+    """Load `config.model_dir`, which must be a single model of nmt.
 
-    Returns the translator and its model.
+    Returns the translator and its model. `picture` is the value of `what`, for the error message.
     """
     translator = load_translator(config)
     model = attention_model(translator.backend)
@@ -110,13 +109,16 @@ def attention_figure(
         raise ConfigError(f"kind={kind.value}: the decoder of this model has no self-attention")
     layers = _choose_numbers(layers, "layers", len(weights))
     heads = _choose_numbers(heads, "heads", weights.size(1))
+    # replaces characters that no font has
     replacements = style.add_fonts_for([*attention_map.rows, *attention_map.columns])
     rows = [piece.translate(replacements) for piece in attention_map.rows]
     columns = [piece.translate(replacements) for piece in attention_map.columns]
     are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
     num_cells_across = len(columns) * len(heads)
     num_cells_down = len(rows) * len(layers)
-    cell_inches = min(_MAX_CELL_INCHES, _MAX_FIGURE_INCHES / max(num_cells_across, num_cells_down))
+    num_cells = max(num_cells_across, num_cells_down)
+    cell_inches = min(_MAX_CELL_INCHES, _MAX_FIGURE_INCHES / num_cells)
+    label_points = min(_MAX_LABEL_POINTS, _LABEL_POINTS_PER_INCH * cell_inches)
     margin = _LABEL_MARGIN_INCHES if are_all_labeled else _PLAIN_MARGIN_INCHES
     panel_width = max(cell_inches * len(columns) + margin, _MIN_PANEL_WIDTH_INCHES)
     panel_height = cell_inches * len(rows) + margin
@@ -146,7 +148,7 @@ def attention_figure(
                 column_labels=columns if has_column_labels else [],
                 gray_mask=gray_mask,
             )
-            axes.tick_params(labelsize=min(10, _LABEL_POINTS_PER_INCH * cell_inches))
+            axes.tick_params(labelsize=label_points)
     figure.suptitle(f"{_TITLES[kind]}; a row attends to columns", fontsize=11)
     return figure
 
