@@ -72,7 +72,7 @@ class DataInfo:
     splits: dict[str, list[CorpusShards]] = field(default_factory=dict)
     src_vocab_size: int | None = None  # size of the source vocabulary; None if there is only one
     directions: dict[str, LanguagePair] = field(default_factory=dict)
-    """The direction of each corpus, keyed by its name. Empty if no corpus has a tag."""
+    """The languages and tags of each corpus, keyed by its name. Empty if there are no tags."""
 
     def __post_init__(self) -> None:
         require_valid(self.temperature >= 1, "temperature", self.temperature, "must be at least 1")
@@ -119,10 +119,10 @@ def write_lengths(
         fits_in_uint16 = longest < 1 << 16
         dtype = "<u2" if fits_in_uint16 else "<i4"
         shard_paths = []
-        for corpus in corpora:
-            for shard in corpus.shards:
+        for corpus_shards in corpora:
+            for shard in corpus_shards.shards:
                 shard_paths.append(folder / shard.file)
-                digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
+                digest.update(f"{split} {corpus_shards.corpus} {shard.sha256}\n".encode())
         _copy_lengths(folder / f"{split}.lengths.npy", shard_paths, num_pairs[split], dtype)
     return {
         "format_version": FORMAT_VERSION,
@@ -165,15 +165,15 @@ class ParallelData:
         self._paths: list[Path] = []
         # the index of the first pair of each shard, and as the last item N
         self._shard_starts = [0]
-        for corpus in meta.splits[split]:
+        for corpus_shards in meta.splits[split]:
             corpus_range = CorpusRange(
-                name=corpus.corpus,
+                name=corpus_shards.corpus,
                 start=self._shard_starts[-1],
-                num_pairs=corpus.num_pairs,
-                weight=corpus.weight,
+                num_pairs=corpus_shards.num_pairs,
+                weight=corpus_shards.weight,
             )
             self.corpora.append(corpus_range)
-            for shard in corpus.shards:
+            for shard in corpus_shards.shards:
                 path = data_dir / shard.file
                 _check_size(path, shard.bytes)
                 self._paths.append(path)
@@ -209,7 +209,7 @@ class ParallelData:
         return True
 
     def alignment(self, index: int) -> IdArray | None:
-        """Return the links of a pair (L, 2), each a source word and a target word.
+        """Return the links of a pair (number of links, 2), each a source word and a target word.
 
         Returns None without an alignment.
         """
@@ -241,9 +241,8 @@ class ParallelData:
         is_reversed = self._bidirectional and index >= num_stored
         if is_reversed:
             index -= num_stored
-        shard_index = (
-            bisect_right(self._shard_starts, index) - 1
-        )  # the last one with `start <= index`
+        # the last shard that starts at or before `index`
+        shard_index = bisect_right(self._shard_starts, index) - 1
         shard = self._shards[shard_index]
         if shard is None:
             shard = self._map_shard(shard_index)
@@ -278,7 +277,7 @@ class ParallelData:
         verify_checksums(self._data_dir, path.name)
         try:
             check_regular(path)
-            # `asarray` makes a plain array of the np.memmap, which is slow to index
+            # `np.load` returns an np.memmap, whose indexing is slower than that of a plain array
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
             raise unusable_file_error(path, "is missing") from None
@@ -333,11 +332,11 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     """
     meta = read_meta(data_dir)
     default_direction = LanguagePair(meta.src_lang, meta.tgt_lang)
-    corpora = ParallelData(data_dir, split).corpora
+    data = ParallelData(data_dir, split)
     verify_checksums(data_dir, f"{split}.src", f"{split}.tgt")
     src = _read_text(data_dir / f"{split}.src")
     tgt = _read_text(data_dir / f"{split}.tgt")
-    num_pairs = corpora[-1].end
+    num_pairs = len(data)
     if len(src) != num_pairs or len(tgt) != num_pairs:
         raise unusable_file_error(
             data_dir,
@@ -351,5 +350,5 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
             sources=src[corpus.start : corpus.end],
             targets=tgt[corpus.start : corpus.end],
         )
-        for corpus in corpora
+        for corpus in data.corpora
     ]

@@ -5,8 +5,8 @@ seed, the number of the update and the index of the pair. So they are the same f
 ranks, and after resuming.
 """
 
-# V vocabulary size; all others without EOS: N source tokens, T source tokens after the prefix, K of
-# these T that are not dropped, M target tokens
+# V vocabulary size, N source tokens, T source tokens after the prefix, K of these T that are not
+# dropped, M target tokens; all without EOS
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ from nmt.errors import DataError
 from nmt.translate.results import LineResult
 
 # such as `msgid "text"`, `msgstr[0] "text"` or, in further lines of a text, only `"text"`
-_LINE = re.compile(r'\s*(?P<keyword>msg\w+(?:\[\d+\])?)?\s*"(?P<text>(?:[^"\\]|\\.)*)"\s*')
+_LINE = re.compile(
+    r"\s*(?P<keyword>msg\w+(?:\[\d+\])?)?"
+    r'\s*"(?P<text>(?:[^"\\]|\\.)*)"\s*'  # a quotation mark in the text follows a backslash
+)
 # in the header, such as `Content-Type: text/plain; charset=UTF-8`
 _CHARSET = re.compile(rb"Content-Type:[^\n]*charset=([\w-]+)")
 _VALID_CHARSETS = re.compile(
@@ -28,8 +31,12 @@ _ESCAPE_BY_CHARACTER = str.maketrans(
     {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 )
 _TAG = r"</?[A-Za-z][^<>]*>"
-_PERCENT = (  # placeholders of printf, for all flags that are not in `_PLACEHOLDERS`
-    r"%(?:\(\w+\))?(?:\d+\$)?[-+ #0']*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|q|j|z|t|L)?\w|%%"
+_PERCENT = (  # placeholders of printf, for messages with another flag, such as c-format
+    r"%(?:\(\w+\))?"  # such as %(name)
+    r"(?:\d+\$)?"  # the number of the argument, such as 1$
+    r"[-+ #0']*(?:\*|\d+)?(?:\.(?:\*|\d+))?"  # flags, width and precision, such as -8.2
+    r"(?:hh|h|ll|l|q|j|z|t|L)?\w"  # size and type, such as ld
+    r"|%%"
 )
 # quotation marks and brackets around a placeholder belong to it
 _OPENING_MARKS = r"""["'(\[«„“‘‚]*"""
@@ -59,16 +66,18 @@ class _Message:
     def find_source(self, keyword: str) -> str:
         """Return the text whose translation belongs to `msgstr` or `msgstr[n]`."""
         plural = self.texts.get("msgid_plural")
+        if plural is None or keyword == "msgstr":
+            return self.texts["msgid"]
         # msgstr[0] is the singular, unless the language has only one form
-        is_first_of_many = keyword == "msgstr[0]" and "msgstr[1]" in self.texts
-        if plural is None or keyword == "msgstr" or is_first_of_many:
+        has_several_forms = "msgstr[1]" in self.texts
+        if keyword == "msgstr[0]" and has_several_forms:
             return self.texts["msgid"]
         return plural
 
 
 @dataclass(frozen=True)
 class _Translation(WrappedText):
-    """The lines of a `msgstr`. See `SourceText`."""
+    """The lines of a `msgstr`, with the translation of `text`. See `SourceText`."""
 
     keyword: str
     newline: str
@@ -108,7 +117,10 @@ def read_po(content: bytes, options: ReadOptions) -> Document:
         try:
             return "".join(translations).encode(codec)
         except UnicodeEncodeError as error:
-            raise DataError(f"{codec} lacks {error.object[error.start]}; convert it") from None
+            character = error.object[error.start]
+            raise DataError(
+                f"the encoding {codec} lacks {character}; convert the file to UTF-8"
+            ) from None
 
     return Document(texts, assemble)
 
@@ -121,7 +133,7 @@ def _split_messages(text: str) -> Iterator[_Message]:
         line_without_mark = line.removeprefix("\ufeff")  # a byte order mark, in the first line
         stripped = line_without_mark.strip()
         if not stripped or stripped.startswith("#"):
-            # a line between msgid and msgstr belongs to their message
+            # after a msgstr, a comment or an empty line begins the next message
             if any(name.startswith("msgstr") for name in message.texts):
                 yield message
                 message = _Message()
@@ -210,7 +222,8 @@ def _make_token(source: str) -> Token:
         return Token(TokenKind.BOUNDARY, raw)
     if not source.startswith("<") or source.endswith("/>"):
         return Token(TokenKind.ATOM, raw)
-    name = re.split(r"[\s>]", source.strip("</"))[0]  # "b" for "<b>" and "</b>"
+    content = source.strip("</>")
+    name = content.split()[0]  # "a" for "<a href='x'>" and "</a>"
     if source.startswith("</"):
         return Token(TokenKind.CLOSING, raw, name)
     return Token(TokenKind.OPENING, raw, name)

@@ -46,11 +46,13 @@ class Validation:
         self.config = config
         self.world = world
         self.data = ParallelData(data_dir, "valid")
-        self.texts = read_held_out(data_dir, "valid") if config.valid_bleu else []
-        for text in self.texts:
-            tokenize = choose_bleu_tokenizer(text.direction.tgt_lang)
-            build_bleu_metric(tokenize)  # raises now rather than at the first validation
-            warn_about_script(text.targets, tokenize)
+        self.held_out_texts: list[HeldOutText] = []
+        if config.valid_bleu:
+            self.held_out_texts = read_held_out(data_dir, "valid")
+        for held_out in self.held_out_texts:
+            bleu_tokenizer = choose_bleu_tokenizer(held_out.direction.tgt_lang)
+            build_bleu_metric(bleu_tokenizer)  # raises now rather than at the first validation
+            warn_about_script(held_out.targets, bleu_tokenizer)
 
     def __call__(self, model: FastTransformer) -> dict[str, Any]:
         """Return the metrics by their names in `metrics.jsonl`, on every rank."""
@@ -63,12 +65,13 @@ class Validation:
     def compute_loss(self, model: FastTransformer) -> dict[str, Any]:
         """Return the loss without smoothing, in nats per target token, and the perplexity.
 
-        The model runs in float32.
+        The model runs without autocast, in float32.
         """
         device = model.embedding.weight.device
         model.eval()
         lengths = self.data.lengths
-        max_tokens = max(self.config.max_batch_tokens, int(lengths.max()))
+        longest = int(lengths.max())
+        max_tokens = max(self.config.max_batch_tokens, longest)  # the longest pair fits in a batch
         batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
         rank_batches = batches[self.world.rank :: self.world.size]
         nll_sums = []
@@ -96,45 +99,47 @@ class Validation:
         """
         search = replace(self.config.search, beam_size=self.config.valid_beam_size)
         translator = Translator(ModelStepper(model), self.tokenizers, search)
-        scores = {}
+        scores = {}  # keyed by corpus
         num_exact = 0
         num_lines = 0
-        for text in self.texts:
-            translations = self._translate(translator, text)
-            for translation, target in zip(translations, text.targets, strict=True):
+        for held_out in self.held_out_texts:
+            translations = self._translate(translator, held_out)
+            for translation, target in zip(translations, held_out.targets, strict=True):
                 if translation == target:
                     num_exact += 1
-            num_lines += len(text.targets)
-            tokenize = choose_bleu_tokenizer(text.direction.tgt_lang)
-            score = bleu(translations, [text.targets], tokenize=tokenize)
-            scores[f"valid_bleu_{text.corpus}"] = score
+            num_lines += len(held_out.targets)
+            bleu_tokenizer = choose_bleu_tokenizer(held_out.direction.tgt_lang)
+            score = bleu(translations, [held_out.targets], tokenize=bleu_tokenizer)
+            scores[held_out.corpus] = score
         metrics = {
             "valid_bleu": math.fsum(scores.values()) / len(scores),
             "valid_exact_match": num_exact / num_lines,
         }
         if len(scores) > 1:
-            metrics |= scores
+            for corpus, score in scores.items():
+                metrics[f"valid_bleu_{corpus}"] = score
         return metrics
 
-    def _translate(self, translator: Translator, text: HeldOutText) -> list[str]:
+    def _translate(self, translator: Translator, held_out: HeldOutText) -> list[str]:
         """Translate the sources of a corpus.
 
         Each rank translates some of the batches. All ranks return all translations.
         """
+        sources = held_out.sources
         # indices of lines, short lines first
-        line_order = sorted(range(len(text.sources)), key=lambda line: len(text.sources[line]))
+        line_order = sorted(range(len(sources)), key=lambda line: len(sources[line]))
         batch_starts = range(0, len(line_order), _BATCH_LINES)
         rank_starts = batch_starts[self.world.rank :: self.world.size]
-        direction = text.direction
+        direction = held_out.direction
         translations: dict[int, str] = {}  # keyed by line
         for start in rank_starts:
             lines = line_order[start : start + _BATCH_LINES]
             outputs = translator.translate(
-                [text.sources[line] for line in lines],
+                [sources[line] for line in lines],
                 src_tag=direction.src_tag,
                 tgt_tag=direction.tgt_tag,
             )
             translations.update(zip(lines, outputs, strict=True))
         for rank_translations in gather(translations):
             translations |= rank_translations
-        return [translations[line] for line in range(len(text.sources))]
+        return [translations[line] for line in range(len(sources))]
