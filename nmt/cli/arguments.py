@@ -29,11 +29,12 @@ _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
-# matches the start of advice in ADVICE_FOR_KEY that names one of our keys
+# matches advice that begins with one of our keys, such as "write max_updates=100000"
 _ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
-# the start of a setting, such as `seed=` or `+seed=`, or of a flag, such as `--help`; -1 is a value
+# matches words that are not values: settings, such as `+seed=1`, and flags, such as `--help`, but
+# not negative numbers
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")
-_LIKELY_KEYS = {  # for each command, the settings that words without a key most likely belong to
+_LIKELY_KEYS = {  # for each command, the keys that the user probably means by words without a key
     "preprocess": ("data.train.src", "data.train.tgt"),
     "train": ("data_dir",),
     "average": ("run_dir",),
@@ -98,7 +99,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
             command_line.arguments.append(parse_argument(f"{key}={value}", command))
             is_after_flag = True
             continue
-        elif not equals and not _is_bare_flag(word):
+        elif not equals and not _is_bare_flag(word):  # no setting, but a lone key or value
             advice = ""
             if is_after_flag:
                 advice = _advise_on_second_value(word, command_line.arguments[-1])
@@ -163,8 +164,8 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
     key, _, value = word.partition(":")  # key:value, `key: value`, `key = value` or `key value`
     if key in {setting.key for setting in command.accepted_settings}:
         candidates = [value, *next_words, "VALUE"]
-        value = next(text for text in candidates if text not in ("", "=", ":"))
-        return "write " + shlex.quote(f"{key}={value}")
+        values = [text for text in candidates if text not in ("", "=", ":")]
+        return "write " + shlex.quote(f"{key}={values[0]}")
     if Path(word).suffix in YAML_SUFFIXES and "experiment" in command.config_groups:
         return "write " + shlex.quote(f"experiment={word}")
     if command.name == "visualize" and word in [picture.value for picture in Picture]:
@@ -202,16 +203,16 @@ def _fill_names(key: str, command: Command) -> dict[str, Setting]:
 
     For the key `mix.news`, `mix.NAME` becomes `mix.news`.
     """
-    words = key.split(".")
+    key_segments = key.split(".")
     settings = {}
     for setting in command.accepted_settings:
         if dataclasses.is_dataclass(setting.type_hint):  # a group, such as data.corpora.NAME
             continue
-        setting_words = setting.key.split(".")
-        for position, word in enumerate(words[: len(setting_words)]):
-            if setting_words[position] == NAME:
-                setting_words[position] = word
-        settings[".".join(setting_words)] = setting
+        filled_segments = setting.key.split(".")
+        for i, segment in enumerate(filled_segments):
+            if segment == NAME and i < len(key_segments):
+                filled_segments[i] = key_segments[i]
+        settings[".".join(filled_segments)] = setting
     return settings
 
 
@@ -257,13 +258,14 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
     """Return advice for a key that is not a setting of a command.
 
-    Keys of other toolkits have their own advice, which is used if it names a key of the command.
-    For other keys, suggests similar keys. Keys with a name of the user, such as mix.NAME, are only
-    suggested for keys of their group.
+    Keys of other toolkits have their own advice, which is not used if it begins with a key that the
+    command lacks. For other keys, suggests similar keys. Keys with a name of the user, such as
+    mix.NAME, are only suggested for keys of their group.
     """
+    command_keys = {*settings, *command.config_groups}
     for advice in ADVICE_FOR_KEY.get(key, []):
         match = _ADVISED_KEY.match(advice)
-        if match is None or match["key"] in {*settings, *command.config_groups}:
+        if match is None or match["key"] in command_keys:
             return advice.format(value=shlex.quote(value))
     first_words = {name.partition(".")[0] for name in settings}
     similar_words = difflib.get_close_matches(key.partition(".")[0], first_words)

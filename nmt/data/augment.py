@@ -28,9 +28,12 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import user_symbols
 from nmt.data.word_alignment import WordAligner
 
+PairChange = Callable[[str, str, Random], tuple[str, str]]
+"""Changes the texts of source and target, drawing from a random number generator."""
+
 
 class TextAugmenter:
-    """Changes the text of pairs.
+    """Changes the text of pairs, and adds hints: translations of words, see `HintSampler`.
 
     Tags and prefixes at the start of a side, and all user-defined symbols, stay unchanged. A whole
     pair stays unchanged if it has an unknown token, or would exceed `max_length` (EOS included).
@@ -63,8 +66,8 @@ class TextAugmenter:
         self._cumulative_case_probabilities = list(itertools.accumulate(case_probabilities))
         self._case_changes: list[PairChange | None] = []
         for case in ("upper", "title", "lower"):
-            change = functools.partial(self._change_case, perturb.CASES[case])
-            self._case_changes.append(change)
+            change_text = perturb.CASES[case]
+            self._case_changes.append(functools.partial(self._change_case, change_text))
         self._case_changes.append(None)
         # changes that are drawn independently, with their probabilities
         self._other_changes: tuple[tuple[float, PairChange], ...] = (
@@ -109,13 +112,16 @@ class TextAugmenter:
         tgt = decoded_tgt.text
         if not src or not tgt:
             return None
-        ids = None
-        if not changes:
-            ids = (decoded_src.ids, decoded_tgt.ids)
         for change in changes:
             src, tgt = change(src, tgt, rng)
         return _PairText(
-            decoded_src.prefix_ids, src, decoded_tgt.prefix_ids, tgt, ids, rng, gets_hints
+            src_prefix_ids=decoded_src.prefix_ids,
+            src=src,
+            tgt_prefix_ids=decoded_tgt.prefix_ids,
+            tgt=tgt,
+            ids=None if changes else (decoded_src.ids, decoded_tgt.ids),
+            rng=rng,
+            gets_hints=gets_hints,
         )
 
     def _add_hints(self, pairs: Sequence[_PairText]) -> None:
@@ -143,16 +149,19 @@ class TextAugmenter:
         return changes
 
     def _change_case(
-        self, change: Callable[[str], str], src: str, tgt: str, rng: Random
+        self, change_text: Callable[[str], str], src: str, tgt: str, rng: Random
     ) -> tuple[str, str]:
-        """Change the case of both sides, except for symbols, if most source letters have a case."""
+        """Change the case of both sides, but not of symbols.
+
+        Changes nothing unless most letters of the source have a case.
+        """
         if not perturb.has_case(src):
             return src, tgt
         src_segments = self.src_codec.split_at_symbols(src)
         tgt_segments = self.tgt_codec.split_at_symbols(tgt)
         for segments in (src_segments, tgt_segments):
             for i in range(0, len(segments), 2):  # even indices: no symbols
-                segments[i] = change(segments[i])
+                segments[i] = change_text(segments[i])
         return "".join(src_segments), "".join(tgt_segments)
 
     def _add_typos(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
@@ -172,13 +181,9 @@ class _PairText:
     tgt_prefix_ids: list[int]
     tgt: str
     ids: tuple[list[int], list[int]] | None
-    """Ids of `src` and `tgt`, see `DecodedText.ids`; None if changes have made them out of date."""
+    """`DecodedText.ids` of `src` and `tgt`, or None if the texts have changed."""
     rng: Random
     gets_hints: bool
-
-
-PairChange = Callable[[str, str, Random], tuple[str, str]]
-"""Changes the texts of source and target, drawing from a random number generator."""
 
 
 def _remove_end_marks(src: str, tgt: str, rng: Random) -> tuple[str, str]:
@@ -207,7 +212,7 @@ class DecodedText(NamedTuple):
 
     prefix_ids: list[int]  # the ids of tags and prefixes, which stay unchanged
     ids: list[int]
-    """The other ids, after the prefix of the tokenizer: as if the tokenizer had encoded `text`."""
+    """The ids that the tokenizer gives `text`: the prefix of the tokenizer, then the other ids."""
     text: str  # empty if there is an unknown token: `<unk>` does not say which text it was
 
 
@@ -243,7 +248,8 @@ class TextCodec:
         ids = self.tokenizer.encode(text)
         tokenizer_prefix_length = find_prefix_length(ids, self.prefixes)
         text_ids = ids[tokenizer_prefix_length:]
-        is_too_long = len(prefix_ids) + len(text_ids) + 1 > self.max_length
+        num_tokens = len(prefix_ids) + len(text_ids) + 1  # with EOS
+        is_too_long = num_tokens > self.max_length
         if not text_ids or is_too_long or self.tokenizer.unk_id in text_ids:
             return []
         return [*prefix_ids, *text_ids]
