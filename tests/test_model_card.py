@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from exporting import exported, random_model
-from toy import WORDS, command, read_records, read_values, train
+from toy import WORDS, command, read_records, read_values, train, write_data
 
 from nmt.checkpoint import load_info
 from nmt.config import ExportConfig, ExportFormat
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.export.export_model import export_model
-from nmt.model_card import Origin
+from nmt.model_card import Origin, render_card
 
 SCORE = {"name": "chrF2", "value": 61.5, "signature": "nrefs:1|case:mixed|version:2.6.0"}
 
@@ -126,6 +127,36 @@ def test_facts_of_a_run_inside_another_run_are_not_mixed(
         origin = Origin.find(folder, info)
         assert origin.settings["seed"] == 2
         assert [record["rate"] for record in origin.records] == [2]
+
+
+def test_a_card_has_the_training_and_score_of_a_checkpoint_and_the_data_of_its_tokenizer(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    write_data(data_dir, tokenizer, [(3, 3)])
+    pairs = {"read": 41, "kept": 40, "dropped": {"empty side": 1}, "corpora": {}}
+    report = {"license": "cc0-1.0", "train": pairs}
+    (data_dir / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(f"data_dir: {data_dir}\n", encoding="utf-8")
+    rates = {"tokens_per_second": 1000, "model_flops_per_second": 1e9}
+    with (tmp_path / "metrics.jsonl").open("w", encoding="utf-8") as stream:
+        for update, hours, bleu in ((10, 1.0, 21.5), (20, 1.5, 32.5), (30, 9.0, 43.5)):
+            flops = hours * 3600 * rates["model_flops_per_second"]
+            print(json.dumps({"update": update, "model_flops": flops, **rates}), file=stream)
+            print(json.dumps({"update": update, "valid_bleu": bleu}), file=stream)
+    info = replace(load_info(random_model(tmp_path / "model", tokenizer)), updates=20)
+    for folder, scores in (("checkpoints/step-00000020", [32.5]), ("average", [])):
+        _, front_matter, text = render_card(tmp_path / folder, info, "# Model").split("---\n")
+        index = yaml.safe_load(front_matter).get("model-index", [{"results": []}])
+        assert [result["metrics"][0]["value"] for result in index[0]["results"]] == scores
+        assert "| all | 1.0 | 41 | 40 | empty side 1 |" in text, folder
+        assert "- Tokens, source and target: 5,400,000\n" in text, folder
+        assert "- Hours, without validation: 1.500\n" in text, folder
+    other_info = replace(info, tokenizer_sha256="0" * 64)
+    card = render_card(tmp_path / "average", other_info, "# Model")
+    assert "Pairs, filters and license: unknown." in card
+    assert "license: unknown" in card
 
 
 @pytest.mark.slow
