@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -103,6 +104,14 @@ def test_a_worker_that_dies_while_an_item_is_submitted_is_the_same_line(
         monkeypatch.setattr(pool._executor, "submit", fail)
         with pytest.raises(NmtError, match="a worker process was killed"):
             list(pool.map([0.0]))
+
+
+def test_a_worker_ignores_interrupts_even_if_a_thread_has_started_it() -> None:
+    """Ctrl-C sends SIGINT to all processes of a terminal; the parent ends its workers."""
+    with Processes(1, refuser) as pool, ThreadPoolExecutor(1) as threads:
+        future = threads.submit(list, pool.map([-signal.SIGINT]))
+        assert future.exception() is None
+        assert future.result() == [(-signal.SIGINT, -signal.SIGINT)]
 
 
 def test_leaving_ends_workers_at_once() -> None:

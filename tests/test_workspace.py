@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nmt.config import PreprocessConfig
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.preprocess.workspace import Workspace, open_workspace
+from nmt.preprocess.chunks import Chunk, Span
+from nmt.preprocess.workspace import Job, Task, Workspace, open_workspace, run_stage
 from nmt.runtime.files import replace_json
+from nmt.runtime.metadata import read_json
 
 JOB = {"seed": 1, "inputs": {"a.en": [10, 20]}}
 
@@ -87,6 +92,43 @@ def test_a_kill_before_the_work_folder_goes_loses_nothing(tmp_path: Path) -> Non
     with open_workspace(tmp_path / "data") as work:
         work.start(JOB)
         assert records(tmp_path / "data") == []
+
+
+def test_a_stage_runs_the_spans_without_a_record_and_nothing_if_all_have_one(
+    tmp_path: Path,
+) -> None:
+    finished_spans: list[str] = []
+
+    def make_task(_: Job) -> Task:
+        def run(span: Span, _: Iterator[Chunk]) -> dict[str, Any]:
+            finished_spans.append(span.name)
+            return {"kept": span.num_pairs}
+
+        return run
+
+    spans = []
+    for i in range(3):
+        span = Span(
+            corpus="",
+            index_in_corpus=i,
+            index_overall=i,
+            first_pair=10 * i,
+            num_pairs=10,
+            source_index=0,
+            first_line=10 * i + 1,
+            offsets=(),
+        )
+        spans.append(span)
+    with open_workspace(tmp_path / "data") as work:
+        work.start(JOB)
+        job = Job(PreprocessConfig(num_threads=1), work, sources={"": []}, held_out={})
+        (work.records / "scan").mkdir()
+        replace_json(work.records / f"scan/{spans[1].name}.json", {"kept": 3})
+        for _ in range(2):
+            run_stage(job, spans, "scan", make_task)
+        assert finished_spans == [spans[0].name, spans[2].name]
+        records = {path.stem: read_json(path) for path in (work.records / "scan").iterdir()}
+    assert [records[span.name]["kept"] for span in spans] == [10, 3, 10]
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
