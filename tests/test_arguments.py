@@ -81,6 +81,13 @@ def test_every_word_of_another_toolkit_leads_to_a_setting_of_some_command() -> N
         assert not expected, word
 
 
+def test_advice_to_save_nothing_is_accepted() -> None:
+    for word in ("no_save", "no_epoch_checkpoints"):
+        [advice] = ADVICE_FOR_KEY[word]
+        config = composed("train", advice.removeprefix("write ").split())
+        assert (config.keep_last, config.average_last) == (1, 1)
+
+
 def test_quantization_none_is_float32() -> None:
     quantization = composed("export", "quantization=none").quantization
     assert quantization is composed("export", "quantization=fp32").quantization
@@ -152,6 +159,7 @@ def test_mistakes_in_own_yaml_name_the_file_and_the_nearest_key(recipes: Path) -
         (recipes / "x.yaml").write_text(text, encoding="utf-8")
         assert_refused("train", "experiment=my/x.yaml", *expected)
     assert_refused("train", "--config-dir my experiment=min", "experiment=min", "did you mean mine")
+    assert_refused("train", "my/x.yaml", "write experiment=my/x.yaml")
     assert_refused(
         "train", "--config-dir none experiment=mine", "no such folder; give --config-dir"
     )

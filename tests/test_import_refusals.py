@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import re
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -312,6 +313,17 @@ def test_a_model_that_was_trained_is_not_replaced(
     assert command("import", f"input={tmp_path}", f"output={model}") == 2
     assert "holds a model that was trained for" in capsys.readouterr().err
     assert (model / "config.json").read_bytes() == content
+
+
+def test_the_next_command_names_the_folder_of_an_imported_model_in_quotes(
+    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = random_model(tmp_path / "model", tokenizer)
+    folder = exported(model, ExportFormat.huggingface)
+    output = tmp_path / "my model"
+    assert command("import", f"input={folder}", f"output={output}") == 0
+    next_command = capsys.readouterr().err.splitlines()[-1].partition("next: ")[2]
+    assert shlex.split(next_command)[-1] == f"model_dir={output}"
 
 
 @pytest.mark.slow
