@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from toy import command, train, write_corpus
 
 from nmt.config import TrainConfig
 from nmt.errors import ConfigError
+from nmt.training import profiling
+from nmt.training.profiling import UpdateProfiler
 
 
 @pytest.mark.slow
@@ -25,6 +28,21 @@ def test_a_trace_has_the_updates_that_the_setting_names(tmp_path: Path) -> None:
         for path in run_dir.rglob("*"):
             if path.is_file():
                 path.unlink()
+
+
+def test_a_trace_is_written_after_the_last_of_its_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Mock()  # torch's profiler takes a second to start
+    monkeypatch.setattr(profiling, "profile", profile)
+    profiler = UpdateProfiler(range(2, 4), tmp_path / "trace.json")
+    num_calls = []
+    for update in (1, 2, 3, 4, 5):
+        profiler.start_update(update)
+        trace = profile.return_value
+        num_calls.append((trace.start.call_count, trace.export_chrome_trace.call_count))
+    assert num_calls == [(0, 0), (1, 0), (1, 0), (1, 1), (1, 1)]
+    trace.export_chrome_trace.assert_called_with(str(tmp_path / "trace.json"))
 
 
 def test_updates_to_profile_are_a_range() -> None:
