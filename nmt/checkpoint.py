@@ -31,10 +31,12 @@ from nmt.runtime.reading import open_regular
 from nmt.runtime.signatures import verify_signature
 
 FORMAT_VERSION = 1
+# Names of files. An export has nmt.json, since its config.json may belong to another tool.
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-EXPORT_INFO = "nmt.json"  # the file of an export, whose config.json belongs to another tool
+EXPORT_INFO = "nmt.json"
 _MAX_HEADER_BYTES = 1 << 22  # the safetensors header of a deep model has 0.3 MB
+_MAX_VOCAB_SIZE = (1 << 24) - 1
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -60,9 +62,10 @@ class ModelInfo:
 
     @staticmethod
     def _check_size(key: str, size: int) -> None:
-        require_valid(0 < size < 1 << 24, key, size, "must be from 1 to 16,777,215")
+        is_valid = 1 <= size <= _MAX_VOCAB_SIZE
+        require_valid(is_valid, key, size, f"must be from 1 to {_MAX_VOCAB_SIZE:,}")
 
-    def content(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Convert to plain values for JSON. Leaves out optional fields that are not set."""
         content = asdict(self)
         for name in ("src_vocab_size", "directions"):
@@ -94,7 +97,7 @@ def save_model(
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         save_weights(temporary / WEIGHTS, tensors)
-        write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **info.content()})
+        write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **info.to_json()})
         save_tokenizers(temporary, tokenizers)
         if write_extra_files is not None:
             write_extra_files(temporary)
@@ -116,7 +119,8 @@ def load_info(folder: Path) -> ModelInfo:
     _check_is_model(folder)
     verify_signature(folder)
     log_missing_manifest(folder)
-    return _read_info(folder / CONFIG)[0]
+    info, _ = _read_info(folder / CONFIG)
+    return info
 
 
 def _check_is_model(folder: Path) -> None:
@@ -143,9 +147,9 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
 
 
 def _read_info(path: Path) -> tuple[ModelInfo, object]:
-    """Read the info of a model and the JSON of its `ExportInfo`, which is {} for a model folder.
+    """Read the `config.json` of a model folder, or the `nmt.json` of an export.
 
-    `path` is the `config.json` of a model folder, or the `nmt.json` of an export.
+    Also returns the content of `ExportInfo` in `nmt.json`, as plain values; {} for a model folder.
     """
     verify_checksums(path.parent, path.name)
     content = read_json(path)
@@ -160,7 +164,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     verify_checksums(folder, WEIGHTS)
     weights = load_tensors(path)
     for name, tensor in weights.items():
-        if not torch.isfinite(tensor.sum(dtype=torch.float64)):
+        total = tensor.sum(dtype=torch.float64)  # finite only if all numbers are
+        if not torch.isfinite(total):
             raise ModelError(f"{path}: {name} holds numbers that are not finite; use another model")
         # safetensors maps the file to memory: without a copy, a later change of the file would
         # change the weights, or crash this process
@@ -175,7 +180,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         with open_regular(path) as file:
-            num_header_bytes = int.from_bytes(file.read(8), "little")
+            header_size = file.read(8)  # the file begins with the size of its header
+        num_header_bytes = int.from_bytes(header_size, "little")
         if num_header_bytes > _MAX_HEADER_BYTES:
             raise ModelError(
                 f"{path} has a header of {num_header_bytes:,} bytes; it is not a model"
@@ -222,11 +228,14 @@ class _SkipInitialization(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the tensor of an initialization unchanged; call all other functions."""
-        if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+        kwargs = kwargs or {}
+        is_random_method = func in (torch.Tensor.normal_, torch.Tensor.uniform_)
+        is_init_function = getattr(func, "__module__", None) == "torch.nn.init"
+        if not is_random_method and not is_init_function:
+            return func(*args, **kwargs)
+        if args:
             return args[0]
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        return kwargs["tensor"]
 
 
 def find_model(folder: Path) -> Path:
@@ -239,14 +248,16 @@ def find_model(folder: Path) -> Path:
         return folder.resolve()
     models = _find_run_models(folder)
     if not models:
-        _check_is_model(folder)  # raises the error that fits, since there is no config.json
+        _check_is_model(folder)  # always raises, since there is no config.json
     if "average" not in models or "checkpoints/latest" not in models:
         return next(iter(models.values()))  # `_find_run_models` lists the preferred one first
     average = models["average"]
     latest = models["checkpoints/latest"]
     has_more_updates = _read_num_updates(latest) > _read_num_updates(average)
     is_written_later = _write_time(latest) > _write_time(average)
-    return latest if has_more_updates and is_written_later else average
+    if has_more_updates and is_written_later:
+        return latest
+    return average
 
 
 def describe_other_models(folder: Path, used_model: Path) -> str:
@@ -260,11 +271,16 @@ def describe_other_models(folder: Path, used_model: Path) -> str:
     for name, path in _find_run_models(folder).items():
         if path != used_model:
             descriptions.append(f"{name} ({_read_num_updates(path)} updates)")
-    return f"; not used: {', '.join(descriptions)}" if descriptions else ""
+    if not descriptions:
+        return ""
+    return "; not used: " + ", ".join(descriptions)
 
 
 def _find_run_models(run_dir: Path) -> dict[str, Path]:
-    """Return the models of a run folder: their resolved paths by their names in the folder."""
+    """Return the models of a run folder, the preferred one first.
+
+    Maps the name of a model in the folder, such as checkpoints/best, to its resolved path.
+    """
     models = {}
     for name in ("average", "checkpoints/latest", "checkpoints/best"):
         if (run_dir / name / CONFIG).exists():
@@ -274,7 +290,8 @@ def _find_run_models(run_dir: Path) -> dict[str, Path]:
 
 def _read_num_updates(folder: Path) -> int:
     """Return the number of training updates of a model."""
-    return _read_info(folder / CONFIG)[0].updates
+    info, _ = _read_info(folder / CONFIG)
+    return info.updates
 
 
 def _write_time(folder: Path) -> int:

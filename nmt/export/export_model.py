@@ -187,7 +187,7 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
                 "quantization": config.quantization,
                 "max_positions": config.max_positions,
             },
-            **info.content(),
+            **info.to_json(),
         }
         write_json(temporary / EXPORT_INFO, content)
         card = render_card(
