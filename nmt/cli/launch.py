@@ -1,6 +1,6 @@
 """Train in several processes of this machine with torch's elastic launcher.
 
-An error of a rank is raised as the same error that training in a single process would raise.
+If a rank fails, the launcher raises the error that training in a single process would raise.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup: torch must ignore it, too
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            # nohup made this process ignore SIGHUP; without this line, torch would handle it
             config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
         stop_signal = _run_ranks(config, path)
         # Not raised in the `except` clause of `_run_ranks`: the error would reference the
@@ -81,9 +82,8 @@ def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None
 
     previous_handler = signal.signal(signal.SIGUSR1, stop)  # the launcher handles SIGTERM itself
     try:
-        elastic_launch(config, sys.executable)(
-            "-m", "nmt.cli.rank", str(config_path), str(os.getpid())
-        )
+        run_command = elastic_launch(config, sys.executable)
+        run_command("-m", "nmt.cli.rank", str(config_path), str(os.getpid()))
     except errors.ChildFailedError as error:
         raise_first_cause(error.failures.values())
     except SignalException as error:
@@ -96,7 +96,8 @@ def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None
 def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
     """Raise the error for a signal that the launcher passed on to the ranks.
 
-    Ranks write their errors to `folder`. An error that is not a `StoppedError` is raised instead.
+    Each rank writes its error to a file in `folder`, normally a `StoppedError`. If a rank wrote
+    another error, raises a `RankError` with its message.
     """
     if stop_signal is signal.SIGINT:
         raise KeyboardInterrupt
@@ -119,12 +120,12 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
 class _Cause:
     """Why a rank failed. Causes are ordered: the smallest one probably led to the others."""
 
-    distance: int  # from the first failure, such as `_OWN_ERROR`
+    distance: int  # from the first failure: `_OWN_ERROR`, `_NO_ANSWER`, ...
     timestamp: int  # when the rank failed, in seconds
     rank: int
     exit_code: int
     text: str  # the message of the error
-    log_line: str  # the message with the class of the error, except for `PeerError`
+    log_line: str  # `text` after the class of the error; only `text` for a `PeerError`
 
 
 def raise_first_cause(failures: Iterable[errors.ProcessFailure]) -> NoReturn:
@@ -154,4 +155,11 @@ def _read_cause(failure: errors.ProcessFailure) -> _Cause:
             log_line = text
             # "no answer" is in the message of a timeout, see `nmt.runtime.distributed`
             distance = _NO_ANSWER if "no answer" in text else _LOST_CONNECTION
-    return _Cause(distance, failure.timestamp, failure.local_rank, failure.exitcode, text, log_line)
+    return _Cause(
+        distance=distance,
+        timestamp=failure.timestamp,
+        rank=failure.local_rank,
+        exit_code=failure.exitcode,
+        text=text,
+        log_line=log_line,
+    )

@@ -67,7 +67,10 @@ def _score_pairs(
         languages = translator.find_languages(tags)
         reverse_model = ReverseModel(config.reverse_model, languages, config.device)
     first_line = 0
-    while window := list(islice(pairs, config.window_lines)):
+    while True:
+        window = list(islice(pairs, config.window_lines))
+        if not window:
+            break
         sources = [source for source, _ in window]
         targets = [target for _, target in window]
         hypotheses = translator.score_hypotheses(
@@ -82,31 +85,34 @@ def _score_pairs(
         if reverse_model is not None:
             reverse_hypotheses = reverse_model.score(sources, targets, first_line=first_line)
         first_line += len(window)
-        for source, hypothesis, reverse in zip(
+        for source, hypothesis, reverse_hypothesis in zip(
             sources, hypotheses, reverse_hypotheses, strict=True
         ):
             record = _to_record(source, hypothesis, translator, tags)
-            if reverse is not None:
-                record |= _to_dual_record(hypothesis, reverse)
+            if reverse_hypothesis is not None:
+                record |= _measure_both_directions(hypothesis, reverse_hypothesis)
             if config.measure is ScoreMeasure.alignment and "alignment" in record:
-                # replace the source positions of tokens by links of words, as text
+                # replaces the source position of each target token by a text such as "0-0 1-2"
                 record["alignment"] = _link_words(record, translator, tags)
             yield record
 
 
-def _to_dual_record(hypothesis: Hypothesis, reverse: Hypothesis) -> dict[str, float]:
+def _measure_both_directions(
+    hypothesis: Hypothesis, reverse_hypothesis: Hypothesis
+) -> dict[str, float]:
     """Return the measures of a pair that need the reverse model.
 
     `dual` is exp(-(|Ha - Hb| + (Ha + Hb) / 2)) for the cross-entropies Ha and Hb of both models,
     in nats per token, as in Junczys-Dowmunt (2018).
     """
     entropy = -_per_token(hypothesis)
-    reverse_entropy = -_per_token(reverse)
+    reverse_entropy = -_per_token(reverse_hypothesis)
     difference = abs(entropy - reverse_entropy)
+    mean_entropy = (entropy + reverse_entropy) / 2
     return {
-        "reverse_log_prob": reverse.log_prob,
-        "reverse_per_token": -reverse_entropy,
-        "dual": math.exp(-(difference + (entropy + reverse_entropy) / 2)),
+        "reverse_log_prob": reverse_hypothesis.log_prob,
+        "reverse_per_token": _per_token(reverse_hypothesis),
+        "dual": math.exp(-(difference + mean_entropy)),
     }
 
 

@@ -40,7 +40,7 @@ from nmt.translate.windows import WINDOW_LINES, WindowReader
 
 log = logging.getLogger(__name__)
 _PAIRS = "pairs"
-"""`partial_path(output / _PAIRS)` contains the pairs of an unfinished job."""
+"""`partial_path(output / _PAIRS)` is the file with the pairs of an unfinished job."""
 
 
 def distill(config: DistillConfig) -> None:
@@ -139,12 +139,12 @@ def _check_output(folder: Path, files: list[str]) -> None:
     input_paths = {resolve_path(file).resolve() for file in files}
     has_complete_corpus = (folder / SUMMARY_FILE).exists()
     has_unfinished_corpus = partial_path(folder / _PAIRS).exists()
-    is_ours = has_complete_corpus or has_unfinished_corpus
+    is_folder_of_nmt = has_complete_corpus or has_unfinished_corpus
     for name in TEXT_FILES:
         path = folder / name
         if path.resolve() in input_paths:
             raise DataError(f"{path} is the input; give output=FOLDER")
-        if path.exists() and not is_ours:
+        if path.exists() and not is_folder_of_nmt:
             raise DataError(f"{path} was not written by this command; give output=FOLDER")
 
 
@@ -242,8 +242,8 @@ def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowRea
 def _find_languages(config: SynthesisConfig, directions: Sequence[LanguagePair]) -> LanguagePair:
     """Return the languages of the input and of its translation.
 
-    The settings name the languages. A model whose `directions` have one pair of languages needs no
-    settings.
+    A language that the settings do not name is the language of the model, if all its `directions`
+    are between the same two languages.
     """
     src_lang = config.src_lang
     tgt_lang = config.tgt_lang

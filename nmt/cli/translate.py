@@ -57,7 +57,7 @@ def translate(config: TranslateConfig) -> None:
     document = None
     suffix = Path(config.input).suffix.lower()
     if suffix in FORMATS and suffix not in LINE_FORMATS:
-        # here, since it imports the readers of all formats, which lines do not need
+        # imported only here, since it imports the readers of all formats, which takes time
         from nmt.cli.translate_document import open_document
 
         document = open_document(config, output_file)
@@ -72,9 +72,12 @@ def translate(config: TranslateConfig) -> None:
         output: PartialFile | _OutputStream
         if output_file is None:
             lines, has_more = open_input(config.input, stack)
-            # In this process, a window ends when no further line can be read immediately, so that
-            # output comes soon. Workers get full windows, which are faster.
-            reader = _open_reader(config, lines, has_more if translator.is_in_process else None)
+            # A window ends when no further line is waiting, so that its translation is not delayed.
+            # But workers get full windows, which are faster.
+            if translator.is_in_process:
+                reader = _open_reader(config, lines, has_more)
+            else:
+                reader = _open_reader(config, lines)
             output = _OutputStream(open_output(config.output, stack))
         else:
             output = stack.enter_context(
@@ -91,8 +94,7 @@ def translate(config: TranslateConfig) -> None:
             output_bytes, counts = translator.render(window, results)
             output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
-        shows_progress = not is_interactive or output_file is not None
-        if shows_progress:
+        if not is_interactive or output_file is not None:
             progress.finish()
         write_output = None
         if document is not None:
@@ -189,16 +191,18 @@ def _load_window_function(
     """
     device = config.device
     if config.scheduler is None:
-        torch.set_num_threads(config.num_threads or max(1, torch.get_num_threads() // num_workers))
+        threads_per_worker = max(1, torch.get_num_threads() // num_workers)
+        torch.set_num_threads(config.num_threads or threads_per_worker)
         if device in ("auto", "cuda") and torch.cuda.is_available():
-            device = f"cuda:{get_worker_index() % torch.cuda.device_count()}"
+            device_index = get_worker_index() % torch.cuda.device_count()
+            device = f"cuda:{device_index}"
     elif config.num_threads:
         torch.set_num_threads(config.num_threads)
     translator = load_translator(config, device)
 
     def translate_window(window: Window) -> list[LineResult]:
-        # one window gives one pair: the window and its results
-        [(_, results)] = translator.translate_windows([window], search, options)
+        [translated_window] = translator.translate_windows([window], search, options)
+        _, results = translated_window
         return results
 
     return translate_window
@@ -212,7 +216,7 @@ def with_chosen_backend(config: ConfigT) -> ConfigT:
     """
     if config.backend is not Engine.auto:
         return config
-    # here, since these modules import the exporters, which the native engine does not need
+    # imported only here, since these modules import the exporters, which takes time
     from nmt.export.conversion import MAX_POSITIONS
     from nmt.translate.engines.auto import choose_engine
     from nmt.translate.engines.auto_backend import check_reproducible
@@ -327,9 +331,12 @@ def _open_reader(
     config: TranslateConfig, lines: Iterator[str], has_more: Callable[[], bool] | None = None
 ) -> WindowReader:
     """Return a reader of windows of `lines` and the prefixes, see `WindowReader`."""
+    prefixes = None
+    if config.prefixes is not None:
+        prefixes = read_input(config.prefixes)
     return WindowReader(
         lines,
-        None if config.prefixes is None else read_input(config.prefixes),
+        prefixes,
         window_lines=config.window_lines,
         context=config.context,
         has_more=has_more,
@@ -345,10 +352,11 @@ def _open_progress(
 ) -> Progress:
     """Start the progress display, without a bar if the terminal also shows input or output."""
     shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
+    total_bytes = input_size(config.input) if document is None else document.num_bytes
     return Progress(
         "translate",
         "lines",
-        total_bytes=input_size(config.input) if document is None else document.num_bytes,
+        total_bytes=total_bytes,
         done=done_lines,
         has_bar=not shows_output and not is_interactive,
     )

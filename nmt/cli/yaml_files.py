@@ -31,14 +31,14 @@ from nmt.config import (
 from nmt.errors import ConfigError, suggest_names, to_one_line
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
-# in YAML files, these keys are for nmt-train only, since other commands use them in another sense
+# In other commands, these keys have another meaning. In YAML files, they are for nmt-train only.
 TRAINING_KEYS = ("dtype", "max_tokens", "seed")
 _ADVICE_FOR_PATH = {  # for each config group, advice on a path that is not a YAML file
     "model": "write init_from={path} to start from a trained model",
     "data": "write data.train.src=FILE data.train.tgt=FILE for text, or data_dir={path} for a data "
     "folder of nmt-preprocess",
 }
-_registered_paths: dict[str, Path] = {}  # files of the user, keyed by their names in Hydra
+_stored_paths: dict[str, Path] = {}  # files of the user, keyed by their names in Hydra
 
 
 def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
@@ -56,7 +56,7 @@ def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
         for group in GROUPS:
             for path in sorted((folder / group).glob("*.yaml")):
                 files[group, path.stem] = path
-                _register(group, path)
+                _store_file(group, path)
     return files
 
 
@@ -82,7 +82,7 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
     """
     path = files.get((group, name), Path(name).expanduser())
     if path.is_file() and path.suffix in YAML_SUFFIXES:
-        return _register(group, path)
+        return _store_file(group, path)
     our_names = list_yaml_names(group)
     if name not in our_names:
         user_names = [file_name for file_group, file_name in files if file_group == group]
@@ -99,14 +99,14 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
 
 def describe_choice(name: str) -> str:
     """Return the path of a user's file, given its name in Hydra; return other names unchanged."""
-    if name in _registered_paths:
-        return os.path.relpath(_registered_paths[name])
+    if name in _stored_paths:
+        return os.path.relpath(_stored_paths[name])
     return name
 
 
-def _register(group: str, path: Path) -> str:
+def _store_file(group: str, path: Path) -> str:
     """Check a user's YAML file and store it for Hydra; return its name in Hydra."""
-    # here, since it imports Hydra, which commands without YAML files do not need
+    # imported only here, since commands without YAML files do not need Hydra, which takes time
     from nmt.cli.hydra_compose import store_config
 
     try:
@@ -124,7 +124,7 @@ def _register(group: str, path: Path) -> str:
         # does not replace the file in configs/, which other files may include
         name = f"{path.parent.name}-{name}"
     store_config(name, content, group=group, package="_global_")
-    _registered_paths[name] = path
+    _stored_paths[name] = path
     return name
 
 
@@ -172,9 +172,9 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
 def convert(value: Any, type_hint: Any, key: str) -> Any:
     """Convert a value to our notation for a setting of type `type_hint`, and check it.
 
-    A text for a list becomes a list of one item. Whole numbers may be written as 100k, 1e5 or 1.0.
-    For an optional number, auto means null. Keys and values of groups are converted and checked,
-    too. OmegaConf later converts the text of a number to an int or a float.
+    A single text becomes a list if the setting is a list. Whole numbers may be written as 100k, 1e5
+    or 1.0. For a number that may be null, auto means null. Keys and values of groups are converted
+    and checked, too. Numbers may remain text, which OmegaConf converts later.
     """
     if value == "auto" and _is_optional_number(type_hint):
         return None
@@ -212,12 +212,16 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
             choose(accepted_type, key, text)  # raises an error for another text
     if str in accepted_types:
         return
-    for number_type, problem in ((int, "must be a whole number"), (float, "must be a number")):
-        if number_type in accepted_types:
-            try:
-                number_type(text)
-            except ValueError:
-                raise ConfigError(f"{key}={text}: {problem}") from None
+    if int in accepted_types:
+        try:
+            int(text)
+        except ValueError:
+            raise ConfigError(f"{key}={text}: must be a whole number") from None
+    if float in accepted_types:
+        try:
+            float(text)
+        except ValueError:
+            raise ConfigError(f"{key}={text}: must be a number") from None
 
 
 def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
@@ -234,7 +238,8 @@ def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[st
     """Convert the members of a group, whose type is a dataclass or a dict with the user's names."""
     members = {str(name): value for name, value in content.items()}  # YAML reads 2023 as a number
     if typing.get_origin(type_hint) is dict:
-        member_hints = dict.fromkeys(members, typing.get_args(type_hint)[1])
+        _, value_hint = typing.get_args(type_hint)
+        member_hints = dict.fromkeys(members, value_hint)
     elif dataclasses.is_dataclass(type_hint):
         member_hints = typing.get_type_hints(type_hint)
     else:
