@@ -30,8 +30,8 @@ class Normalization(str, Enum):
 class Stop(str, Enum):
     """When beam search stops (docs/search.md)."""
 
-    first = "first"  # stops once no hypothesis can become a result by ending with its next token
-    exact = "exact"  # stops once no hypothesis can become a result at any length
+    first = "first"  # when no hypothesis can become a result if its next token is EOS
+    exact = "exact"  # when no hypothesis can become a result at any length
 
 
 class GlossaryMode(str, Enum):
@@ -88,8 +88,8 @@ class SearchConfig(Settings):
     )
     prefix_bias: float = option(
         0.0,
-        "0 forces the prefix; a larger b favors it, by raising the probability p of its next token "
-        "to (1 - b) p + b",
+        "0 forces the prefix; b above 0 only favors it: the probability p of its next token "
+        "becomes (1 - b) p + b",
         low=0,
         below=1,
     )
@@ -213,14 +213,20 @@ class SearchConfig(Settings):
     @property
     def has_constraints(self) -> bool:
         """Whether a setting excludes tokens, or changes their probabilities."""
-        has_repetition_rule = self.no_repeat_ngram > 0 or self.repetition_penalty > 1
-        has_lists = bool(self.forbid or self.suppress) or self.has_terms
-        return self.min_length > 0 or self.alternatives > 0 or has_repetition_rule or has_lists
+        return (
+            self.min_length > 0
+            or self.alternatives > 0
+            or self.no_repeat_ngram > 0
+            or self.repetition_penalty > 1
+            or len(self.forbid) > 0
+            or len(self.suppress) > 0
+            or self.has_terms
+        )
 
     @property
     def has_terms(self) -> bool:
         """Whether sentences may have terms that their translations must contain."""
-        return bool(self.required_terms) or self.protect
+        return len(self.required_terms) > 0 or self.protect
 
     @property
     def required_terms(self) -> list[str]:
@@ -235,12 +241,16 @@ class SearchConfig(Settings):
     @property
     def max_results(self) -> int:
         """The number of hypotheses that a search can return for a sentence."""
-        return self.alternatives or self.beam_size
+        if self.alternatives:
+            return self.alternatives
+        return self.beam_size
 
     @property
     def rows_per_sentence(self) -> int:
         """The maximum number of live hypotheses of a sentence."""
-        return self.beam_size * max(self.alternatives, 1)
+        if self.alternatives:
+            return self.beam_size * self.alternatives  # a beam for each first token
+        return self.beam_size
 
     @property
     def needs_attention(self) -> bool:
@@ -280,14 +290,18 @@ class ScoringOverrides(Settings):
     def search_changes(self) -> dict[str, Any]:
         """Return the search settings of this command that are not None."""
         search_keys = {setting.name for setting in fields(SearchConfig)}
-        command_keys = {setting.name for setting in fields(self)}
-        changes = {key: getattr(self, key) for key in sorted(search_keys & command_keys)}
-        for key in ("forbid", "suppress"):
-            if changes.get(key):
-                changes[key] = _read_lines(changes[key], key)
-        if changes.get("glossary"):
-            changes["glossary"] = read_glossary(changes["glossary"])
-        return {key: value for key, value in changes.items() if value is not None}
+        command_keys = sorted(setting.name for setting in fields(self))
+        changes = {}
+        for key in command_keys:
+            value = getattr(self, key)
+            if key not in search_keys or value is None:
+                continue
+            if key in ("forbid", "suppress"):
+                value = _read_lines(value, key)
+            elif key == "glossary":
+                value = read_glossary(value)
+            changes[key] = value
+        return changes
 
 
 @dataclass(kw_only=True)
@@ -323,7 +337,7 @@ class SearchOverrides(ScoringOverrides):
 class SearchOptions(TypedDict, total=False):
     """The settings of `SearchConfig` as keyword arguments; None keeps the value of the model.
 
-    `normalization`, `stop` and `glossary_mode` are names of members of their enums.
+    `normalization`, `stop` and `glossary_mode` are texts, such as "wu", "first" and "hard".
     """
 
     beam_size: int | None

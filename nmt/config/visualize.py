@@ -87,7 +87,7 @@ class VisualizeConfig(RuntimeConfig):
     )
     beam_size: int | None = override_search_setting("beam_size")
     kind: AttentionKind = option(
-        AttentionKind.cross, "what=attention as .png: attention layers: cross, encoder or decoder"
+        AttentionKind.cross, "what=attention as .png: draw cross, encoder or decoder attention"
     )
     layers: list[int] = option(
         [],
@@ -132,9 +132,12 @@ class VisualizeConfig(RuntimeConfig):
     tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
 
     def check(self) -> None:
-        for key, low in (("layers", 1), ("heads", 0), ("dimensions", 0)):
-            is_in_range = all(number >= low for number in getattr(self, key))
-            self.require(is_in_range, key, f"every number must be at least {low}")
+        has_valid_layers = all(layer >= 1 for layer in self.layers)
+        self.require(has_valid_layers, "layers", "every number must be at least 1")
+        has_valid_heads = all(head >= 0 for head in self.heads)
+        self.require(has_valid_heads, "heads", "every number must be at least 0")
+        has_valid_dimensions = all(dimension >= 0 for dimension in self.dimensions)
+        self.require(has_valid_dimensions, "dimensions", "every number must be at least 0")
         are_valid = all(_SCHEDULE.fullmatch(schedule) for schedule in self.schedules)
         problem = "write D_MODEL:WARMUP, D_MODEL:WARMUP:cosine or D_MODEL:WARMUP:cosine:PEAK"
         self.require(are_valid, "schedules", problem)

@@ -103,9 +103,10 @@ _OTHER_KEYS = {
 
 def _map_keys_to_ours() -> dict[str, str]:
     """Return our key for each key of another toolkit."""
-    our_keys: dict[str, str] = {}
+    our_keys = {}
     for our_key, other_keys in _OTHER_KEYS.items():
-        our_keys |= dict.fromkeys(other_keys.split(), our_key)
+        for other_key in other_keys.split():
+            our_keys[other_key] = our_key
     return our_keys
 
 
@@ -304,8 +305,9 @@ def translate_value(text: str, type_hint: Any) -> str:
     digits = match["digits"].replace("_", "")
     number = float(digits) * _FACTORS[match["suffix"].lower()]
     if int in accepted_types:
-        # a fraction is not changed, and the check of its type then refuses it
-        return str(int(number)) if number.is_integer() else text
+        if number.is_integer():
+            return str(int(number))
+        return text  # a fraction, which a later check refuses
     if float in accepted_types and match["suffix"]:
         return repr(number)
     return text
