@@ -48,8 +48,8 @@ _ESCAPED_CHARACTERS = {  # meaning of a letter after a backslash in YAML's doubl
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 _MAX_UNUSED_ROWS = 1024
-"""The number of rows without a piece that an embedding may have at its end, because its size was
-rounded up. In a large embedding, up to an eighth of the rows may have none.
+"""Largest number of rows without a piece at the end of an embedding, whose size is often rounded
+up. In a large embedding, up to an eighth of the rows may have no piece.
 """
 
 
@@ -101,7 +101,8 @@ def sort_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
         if not isinstance(piece, str) or _SURROGATE.search(piece):
             raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is not text")
         is_row = type(i) is int and 0 <= i < size
-        if not is_row or piece_of_id.get(i, piece) != piece:
+        is_taken = is_row and i in piece_of_id and piece_of_id[i] != piece
+        if not is_row or is_taken:
             raise ModelError(
                 f"{path} gives {piece!r} the id {i!r}, which is taken or no row of the embedding "
                 f"({size} rows); the files do not belong together"
@@ -155,7 +156,8 @@ def _unescape(match: re.Match[str]) -> str:
     """Return the character for a match of `_ESCAPE`."""
     digits = match["x"] or match["u"] or match["U"]
     if digits:
-        return chr(min(int(digits, 16), sys.maxunicode))  # a damaged file may have larger numbers
+        code_point = int(digits, 16)
+        return chr(min(code_point, sys.maxunicode))  # a damaged file may have larger numbers
     return _ESCAPED_CHARACTERS.get(match["character"], match["character"])
 
 
@@ -173,10 +175,10 @@ def find_spm(
     for src_name, tgt_name in name_pairs:
         if (folder / src_name).exists() and (folder / tgt_name).exists():
             return folder / src_name, folder / tgt_name
-    names = " or ".join(dict.fromkeys(chain.from_iterable(name_pairs)))
+    names = dict.fromkeys(chain.from_iterable(name_pairs))  # without repetitions, in order
     raise ModelError(
-        f"{folder} holds no SentencePiece model ({names}); give src_tokenizer=FILE, and "
-        "tgt_tokenizer=FILE if the target has another one"
+        f"{folder} holds no SentencePiece model ({' or '.join(names)}); give src_tokenizer=FILE, "
+        "and tgt_tokenizer=FILE if the target has another one"
     )
 
 
@@ -200,8 +202,8 @@ def find_language(id_of_piece: Mapping[str, int], setting: str, lang: str | None
         if piece in id_of_piece and LANGUAGE_PATTERN.fullmatch(piece):
             return id_of_piece[piece]
     languages = [piece.strip("_") for piece in id_of_piece if LANGUAGE_PATTERN.fullmatch(piece)]
-    text = "null" if lang is None else lang
-    raise ConfigError(f"{setting}={text}: {suggest_names(text, languages)}")
+    value = "null" if lang is None else lang
+    raise ConfigError(f"{setting}={value}: {suggest_names(value, languages)}")
 
 
 def make_tokenizers(
@@ -209,9 +211,9 @@ def make_tokenizers(
 ) -> Tokenizers:
     """Make the tokenizers of a model from its vocabularies and SentencePiece models.
 
-    With `shares_embedding`, source and target must have one vocabulary. In exports of nmt, the
-    SentencePiece models have the ids of the imported model, and are the tokenizers. Otherwise, a
-    `Vocabulary` maps their ids to the model's.
+    With `shares_embedding`, source and target must have the same vocabulary. If the SentencePiece
+    models have the same ids as the imported model, as in exports of nmt, they are used unchanged.
+    Otherwise, a `Vocabulary` maps their ids to the ids of the imported model.
     """
     folder = src.spm_path.parent
     for side in (src, tgt):
@@ -249,7 +251,7 @@ def make_tokenizers(
 
 
 def _has_equal_ids(tokenizer: Tokenizer, side: SideVocabulary) -> bool:
-    """Return whether the ids of a SentencePiece model are the ids of the imported model."""
+    """Return whether a SentencePiece model has the same ids as the imported model."""
     special_ids = side.special_ids
     return (
         tokenizer.all_pieces() == side.pieces

@@ -25,7 +25,8 @@ from nmt.runtime.torch_files import load_torch_file
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 """A pattern and a replacement for `re.sub`, to rename tensors."""
-_POSITIONS_TOLERANCE = 2e-3  # allows for rounding errors of float16 and of large angles
+# difference of position tables that counts as rounding, of float16 numbers or of large angles
+_POSITIONS_TOLERANCE = 2e-3
 
 
 @dataclass(frozen=True)
@@ -265,9 +266,10 @@ def _take_ssru(tensors: TensorFile, our_prefix: str, their_prefix: str, d_model:
     ssru |= _take_weight_and_bias(
         tensors, f"{our_prefix}.forget_gate", f"{their_prefix}.forget_gate", d_model, d_model
     )
-    return ssru | _take_weight_and_bias(
+    ssru |= _take_weight_and_bias(
         tensors, f"{our_prefix}_norm", f"{their_prefix}_layer_norm", d_model
     )
+    return ssru
 
 
 def _take_attention(
@@ -310,7 +312,7 @@ def drop_tied_copies(tensors: TensorFile, *, must_tie_output: bool = False) -> E
     """
     src_name = "encoder.embed_tokens.weight"
     tgt_name = "decoder.embed_tokens.weight"
-    # "shared.weight" is the value of each embedding that the file lacks
+    # an embedding that is missing in the file has the values of "shared.weight"
     if "shared.weight" in tensors:
         shared = tensors.get_matrix("shared.weight")
         for name in (src_name, tgt_name):
@@ -368,6 +370,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
     try:
         return load_torch_file(path, use_mmap=True)
     except pickle.UnpicklingError as error:
+        # torch's message names the class, for example as "GLOBAL os.system"
         match = re.search(r"(?:GLOBAL|class) (?P<name>[\w.]+)", str(error))
         class_name = match["name"] if match else "an object that is not a tensor"
         raise ModelError(

@@ -222,16 +222,16 @@ class Relative(PositionEncoding):
 
     def bias(self, q: Tensor, distances: Tensor) -> Tensor:
         """Return q_i a^K_ij / sqrt(d), (B, H, T, S)."""
-        scaled = q * q.size(-1) ** -0.5
-        by_distance = scaled @ self.keys.to(q.dtype).T  # (B, H, T, 2K+1)
-        return by_distance.gather(-1, self._table_rows(distances, by_distance))  # type: ignore[no-any-return]
+        scaled_q = q * q.size(-1) ** -0.5
+        bias_by_distance = scaled_q @ self.keys.to(q.dtype).T  # (B, H, T, 2K+1)
+        return bias_by_distance.gather(-1, self._table_rows(distances, q))  # type: ignore[no-any-return]
 
     def value_bias(self, weights: Tensor, distances: Tensor) -> Tensor:
         """Return the sum over keys of w_ij a^V_ij, (B, H, T, d)."""
         shape = (*weights.shape[:-1], len(self.values))
-        by_distance = weights.new_zeros(shape)  # (B, H, T, 2K+1)
-        by_distance = by_distance.scatter_add(-1, self._table_rows(distances, weights), weights)
-        return by_distance @ self.values.to(weights.dtype)
+        zeros = weights.new_zeros(shape)  # (B, H, T, 2K+1)
+        weight_sums = zeros.scatter_add(-1, self._table_rows(distances, weights), weights)
+        return weight_sums @ self.values.to(weights.dtype)
 
     def _table_rows(self, distances: Tensor, x: Tensor) -> Tensor:
         """Return the row of each distance in the tables, (B, H, T, S), for `x` (B, H, T, ...)."""

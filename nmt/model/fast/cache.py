@@ -41,8 +41,8 @@ class BeamGrid:
     """Maps R rows, sorted by sentence, to a grid of B sentences x W beams, and back.
 
     Row r of sentence b is in cell (b, beams[r]) of the grid. A sentence with fewer than W rows has
-    empty cells, which hold a copy of another row. `grid_to_rows` adds filler rows up to
-    `num_padded_rows`, which hold copies of cell (0, 0).
+    empty cells, which hold a copy of another row. `grid_to_rows` appends filler rows, copies of
+    cell (0, 0), up to `num_padded_rows` rows.
     """
 
     def __init__(self, sentences: Tensor, num_sentences: int, device: torch.device = CPU) -> None:
@@ -66,7 +66,9 @@ class BeamGrid:
         cells = sentences * num_beams + self.beams  # (R,), indices into the flattened grid
         self.cpu_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))  # (num_padded_rows,)
         # without empty cells and filler rows, rows and cells have the same order
-        self.is_full = num_rows == self.num_padded_rows == num_sentences * num_beams
+        has_empty_cells = num_rows < num_sentences * num_beams
+        has_filler_rows = num_rows < self.num_padded_rows
+        self.is_full = not has_empty_cells and not has_filler_rows
         self._cpu_rows = rows.flatten()  # (B * W,)
         self._rows = self.rows.flatten()
         self._cells = to_device(self.cpu_cells, device)
@@ -74,8 +76,8 @@ class BeamGrid:
     def rows_to_grid(self, x: Tensor) -> Tensor:
         """Map rows (R or more, ...), on the device or the CPU, to the grid (B, W, ...)."""
         if not self.is_full:
-            is_on_cpu = x.device.type == "cpu"
-            x = x.index_select(0, self._cpu_rows if is_on_cpu else self._rows)
+            rows = self._cpu_rows if x.device.type == "cpu" else self._rows
+            x = x.index_select(0, rows)
         return x.view(self.shape + x.shape[1:])
 
     def grid_to_rows(self, x: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ class GatherIndex:
     logit_index: Tensor  # (R * H * T,), indices into the flattened products of queries and keys
     value_index: Tensor  # (R * H * T,), indices into the flattened values (B * H * capacity, d)
     shape: torch.Size  # (R, H, T)
-    offsets: Tensor  # (R * H,), the first index of each row and head
+    offsets: Tensor  # (R * H,), where each row and head starts in `logit_index` and `value_index`
     bias: Tensor | None  # (R, 1, T), added to the logits
     is_transposed: bool  # whether the products are (B, H, C, W) instead of (B, H, W, C)
 
@@ -177,14 +179,17 @@ class KVCache:
 
         Returns the layer's tensor (2, B, K, capacity, d), in which unused columns are 0.
         """
+        _, num_sentences, num_heads, num_new, head_size = newest.shape
         if layer_index == len(self.tensors):  # the first step of this layer; layers come in order
-            shape = (*newest.shape[:3], self.capacity, newest.size(4))
+            shape = (2, num_sentences, num_heads, self.capacity, head_size)
             self.tensors.append(newest.new_zeros(shape))
         tensor = self.tensors[layer_index]
         if tensor.size(3) < self.capacity:
-            tensor = F.pad(tensor, (0, 0, 0, self.capacity - tensor.size(3)))
+            num_missing = self.capacity - tensor.size(3)
+            tensor = F.pad(tensor, (0, 0, 0, num_missing))  # appends columns of zeros
             self.tensors[layer_index] = tensor
-        tensor[:, :, :, self.num_columns - newest.size(3) : self.num_columns] = newest
+        first_new = self.num_columns - num_new
+        tensor[:, :, :, first_new : self.num_columns] = newest
         return tensor
 
     def compact(self, sentences: Tensor, columns: Tensor, num_columns: int) -> None:
@@ -302,12 +307,14 @@ class AttentionCache:
             columns = token_columns.view(len(lengths), longest)  # (R, T)
         else:  # sentences that joined later have fewer tokens
             row_starts = lengths.cumsum(0) - lengths  # (R,), index of the first token of each row
-            positions = torch.arange(len(token_columns)) - row_starts[token_rows]  # in its row
+            # (tokens,), the position of each token in its row
+            positions = torch.arange(len(token_columns)) - row_starts[token_rows]
             zeros = token_columns.new_zeros(len(lengths), longest)
             columns = zeros.index_put((token_rows, positions), token_columns)  # (R, T)
         # add filler rows, and columns up to `MIN_WIDTH`
         num_filler = grid.num_padded_rows - len(lengths)
-        columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_filler))  # (padded R, T)
+        num_missing = max(0, MIN_WIDTH - longest)
+        columns = F.pad(columns, (0, num_missing, 0, num_filler))  # (padded R, T)
         bias = None
         if not have_one_length or longest < MIN_WIDTH:  # the bias hides the padding
             padded_lengths = F.pad(lengths, (0, num_filler), value=1)  # (padded R,)
@@ -382,7 +389,8 @@ class RecurrentCache:
 
     def reorder(self, rows: Tensor, grid: BeamGrid) -> None:
         """See `TargetCache.reorder`."""
-        rows = to_device(F.pad(rows, (0, grid.num_padded_rows - len(rows))), self._device)
+        num_filler = grid.num_padded_rows - len(rows)
+        rows = to_device(F.pad(rows, (0, num_filler)), self._device)
         self.states = [state.index_select(0, rows) for state in self.states]
 
     def needs_compaction(self, num_positions: int) -> bool:

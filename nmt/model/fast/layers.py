@@ -1,8 +1,8 @@
 """Faster linear layers and dropout for CPUs.
 
-torch multiplies float32 matrices with MKL, which uses only half of the vector width on AVX-512 CPUs
-of other vendors than Intel. There, oneDNN is twice as fast. On AVX2 CPUs, oneDNN is faster for few
-rows and a large weight in its own layout. On other CPUs, torch's linear layers are used.
+torch multiplies float32 matrices with MKL. On AVX-512 CPUs that are not from Intel, MKL uses only
+half of the vector width, and oneDNN is twice as fast. On AVX2 CPUs, oneDNN is faster for few rows
+and a large weight in its own layout. On other CPUs, torch's linear layers are used.
 
 On a CPU, torch's dropout draws a float for each element, and keeps it for the backward pass.
 `FastDropout` draws 16 random bits, and keeps one byte.
@@ -75,7 +75,7 @@ class FastLinear(nn.Linear):
         if end - start < self.out_features:  # slicing costs a copy in the backward pass
             weight = weight[start:end]
             bias = self._slice_bias(start, end)
-        if self.rounded_weights is not None and _takes_bfloat16(x):
+        if self.rounded_weights is not None and _autocasts_to_bfloat16(x):
             rounded = _round_block(self.rounded_weights, weight, start)
             return _OneDnnLinear.apply(x, weight, bias, activation, rounded)  # type: ignore[no-untyped-call, no-any-return]
         weight, reordered_bias = reorder(self.reordered_weights, weight, bias, x, start)
@@ -144,7 +144,7 @@ def linear(
     """
     if weight.is_mkldnn:
         return _onednn(x.to(weight.dtype), weight, bias, activation).to(x.dtype)
-    if not _takes_onednn(x):
+    if not _suits_onednn(x):
         y = F.linear(x, weight, bias)
         return torch.relu(y) if activation == "relu" else y
     if torch.is_grad_enabled():
@@ -164,6 +164,7 @@ def frozen_linear(
         if activation == "relu":
             return lambda x: torch.relu(F.linear(x, weight, bias))
         return lambda x: F.linear(x, weight, bias)
+    # the last two arguments are the parameters of the activation, of which ReLU has none
     multiply = torch.ops.mkldnn._linear_pointwise
     if weight.dtype is torch.float32:
         return lambda x: multiply(x, weight, bias, activation, [], "")
@@ -174,7 +175,7 @@ def frozen_linear(
 
 def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Compute a^T b, (O, I), of `a` (N, O) and `b` (N, I), without a gradient."""
-    if not _takes_onednn(a):
+    if not _suits_onednn(a):
         return a.T @ b
     multiply = torch.ops.mkldnn._linear_pointwise
     return multiply(_pad_rows(a).T, _pad_rows(b).T, None, "none", [], "")  # type: ignore[no-any-return]
@@ -194,7 +195,7 @@ def reorder(
     if reordered is None or torch.is_grad_enabled():
         return weight, bias
     is_bfloat16 = uses_bfloat16(reordered, x)
-    if not is_bfloat16 and not _takes_onednn(x, weight.numel()):
+    if not is_bfloat16 and not _suits_onednn(x, weight.numel()):
         return weight, bias
     key = (start, len(weight))
     if key not in reordered:
@@ -202,7 +203,8 @@ def reorder(
             weight = weight.bfloat16()
             if bias is not None:
                 bias = bias.bfloat16()
-        reordered[key] = torch.ops.mkldnn._reorder_linear_weight(weight), bias
+        weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        reordered[key] = (weight, bias)
     return reordered[key]
 
 
@@ -330,7 +332,7 @@ def _pad_rows(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, num_missing)) if num_missing else rows
 
 
-def _takes_onednn(x: Tensor, reordered_size: int = 0) -> bool:
+def _suits_onednn(x: Tensor, reordered_size: int = 0) -> bool:
     """Return whether to multiply `x` with oneDNN. `is_onednn_faster` describes `reordered_size`."""
     return (
         not torch.compiler.is_compiling()  # first: the other checks break a graph
@@ -342,7 +344,7 @@ def _takes_onednn(x: Tensor, reordered_size: int = 0) -> bool:
     )
 
 
-def _takes_bfloat16(x: Tensor) -> bool:
+def _autocasts_to_bfloat16(x: Tensor) -> bool:
     """Return whether autocast to bfloat16 applies to `x` in training on a CPU."""
     return (
         not torch.compiler.is_compiling()
@@ -399,7 +401,9 @@ class _CpuDropout(torch.autograd.Function):
         draws = torch.empty(num_draws, dtype=torch.int64).random_(-(1 << 63), None)  # all 64 bits
         bits = draws.view(torch.int16)[: x.numel()]  # uniform from -2^15 to 2^15 - 1
         keep = torch.empty(x.shape, dtype=torch.int8)  # computing a boolean takes 5 times as long
-        torch.ge(bits.view(x.shape), num_dropped - _DROPOUT_LEVELS // 2, out=keep)
+        # `num_dropped` of the 16-bit values are below the threshold
+        threshold = num_dropped - _DROPOUT_LEVELS // 2
+        torch.ge(bits.view(x.shape), threshold, out=keep)
         ctx.save_for_backward(keep)
         ctx.scale = _DROPOUT_LEVELS / (_DROPOUT_LEVELS - num_dropped)
         return _scale_kept(x, keep, ctx.scale)

@@ -42,7 +42,7 @@ class Packing:
     offsets: Tensor  # (B + 1,) the first token of each sentence, and N; int32 for flash attention
     positions: Tensor  # (N,) the position of each token in its sentence, from 0
     cell_index: Tensor  # (N,) the index of each token among the B * T cells of the padded tensor
-    token_index: Tensor  # (B, T) the index of the packed token of each cell; any for padding
+    token_index: Tensor  # (B, T) the index of the packed token of each cell; any token for padding
     mask: Tensor  # (B, 1, 1, T), True = may be attended to
     longest: int  # T
     has_one_length: bool  # whether all sentences have T tokens
@@ -212,6 +212,9 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Ten
     """Call torch's flash attention, which takes packed sentences; see `attend_packed`."""
     queries = context.queries
     keys = context.keys
+    window_size = (-1, -1)  # the numbers of keys before and after the query; -1 means all
+    if context.is_causal:
+        window_size = (-1, 0)
     return queries.flash_attention(  # type: ignore[no-any-return]
         q,
         k,
@@ -220,8 +223,7 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Ten
         keys.offsets,
         queries.longest,
         keys.longest,
-        # the number of keys before and after the query; -1: all
-        window_size=(-1, 0) if context.is_causal else (-1, -1),
+        window_size=window_size,
     )
 
 
@@ -284,8 +286,10 @@ class _ShortAttention(torch.autograd.Function):
         grad_logits = torch.ops.aten._softmax_backward_data(
             grad_weights, weights, -1, weights.dtype
         )
-        grad_logits = grad_logits.mul_(q.size(-1) ** -0.5).to(grad.dtype)
+        scale = q.size(-1) ** -0.5
+        grad_logits = grad_logits.mul_(scale).to(grad.dtype)
         grad_q = torch.bmm(grad_logits, k)
+        # the columns after the first S belong to padding
         grad_k = torch.bmm(grad_logits.transpose(1, 2), q)[:, : ctx.num_keys]
         grad_v = torch.bmm(weights.to(grad.dtype).transpose(1, 2), grad)[:, : ctx.num_keys]
         num_sentences, num_heads, _, head_size = ctx.shape
