@@ -40,7 +40,9 @@ def split_name(name: str) -> tuple[Path, str] | None:
     for archive in (path, *path.parents):
         if _ARCHIVE.search(archive.name) and archive.is_file():
             file_name = path.relative_to(archive).as_posix()
-            return archive, "" if file_name == "." else file_name
+            if file_name == ".":  # `path` is the archive itself
+                file_name = ""
+            return archive, file_name
     return None
 
 
@@ -159,7 +161,7 @@ def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _archive_errors(archive: Path) -> Iterator[None]:
-    """Turn errors of a damaged or encrypted archive in the block into a `DataError`."""
+    """Raise a `DataError` for errors in the `with` block about a damaged or encrypted archive."""
     try:
         with explain_read_errors(str(archive)):
             yield

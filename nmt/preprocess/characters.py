@@ -1,7 +1,7 @@
 """Counts of the characters of many lines, and comparison of lines by their normal form.
 
 The normal form of a line is its text without case, punctuation and spaces. The signature of a line
-is a hash of the characters of its normal form, in any order. For speed, Python computes a value
+is the sum of the hashes of the characters of its normal form. For speed, Python computes a value
 only for each distinct character of a text, and NumPy looks it up for all characters.
 """
 
@@ -31,9 +31,10 @@ Shares = np.ndarray[Any, np.dtype[np.float64]]
 _LINE_END = ord("\n")
 # categories of Unicode: punctuation, spaces, control characters, free-standing accents
 _IGNORED_CATEGORIES = ("P", "Z", "C", "Sk")
-_IS_SPACE = np.zeros(0x110000, dtype=bool)
 # U+3000 is the last space of Unicode
-_IS_SPACE[[code for code in range(0x3001) if chr(code).isspace()]] = True
+_SPACE_CODES = [code for code in range(0x3001) if chr(code).isspace()]
+_IS_SPACE = np.zeros(0x110000, dtype=bool)
+_IS_SPACE[_SPACE_CODES] = True
 
 
 class CharacterStatistics:
@@ -42,14 +43,15 @@ class CharacterStatistics:
     def __init__(self, lines: Sequence[str]) -> None:
         self._codes, self._starts = _to_code_points(lines)
         self._counts: Ints = np.bincount(self._codes)  # (largest code point + 1,)
-        self._distinct: Ints = np.flatnonzero(self._counts)
+        self._distinct_codes: Ints = np.flatnonzero(self._counts)
 
     def tally(self) -> Counter[int]:
         """Count each character, by code point."""
-        counts = self._counts[self._distinct].tolist()
-        tally = Counter(dict(zip(self._distinct.tolist(), counts, strict=True)))
-        del tally[_LINE_END]
-        return tally
+        codes = self._distinct_codes.tolist()
+        counts = self._counts[self._distinct_codes].tolist()
+        count_by_code = Counter(dict(zip(codes, counts, strict=True)))
+        del count_by_code[_LINE_END]
+        return count_by_code
 
     def num_words(self) -> int:
         """Count the words, which are separated by spaces of any kind."""
@@ -63,7 +65,8 @@ class CharacterStatistics:
         Lines with the same characters in another order have the same signature too.
         """
         hash_by_code = np.zeros(len(self._counts), np.uint64)
-        hash_by_code[self._distinct] = [_hash_character(code) for code in self._distinct.tolist()]
+        distinct_codes = self._distinct_codes
+        hash_by_code[distinct_codes] = [_hash_character(code) for code in distinct_codes.tolist()]
         hashes = hash_by_code.take(self._codes)  # (C,)
         return np.add.reduceat(hashes, self._starts)  # (N,), the sum over each line
 
@@ -107,7 +110,7 @@ def normal_form(text: str) -> str:
 def _hash_character(code: int) -> int:
     """Return the hash of a character: the sum of the hashes of its normal form's characters."""
     hashes = [xxhash.xxh3_64_intdigest(char.encode()) for char in normal_form(chr(code))]
-    return sum(hashes) % (1 << 64)  # as a sum of uint64 wraps around
+    return sum(hashes) % (1 << 64)  # the sums of uint64 in `signatures` wrap around, too
 
 
 def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
@@ -141,9 +144,10 @@ class LineSet:
 def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside of `scripts` in each line (N,), or 0 without letters."""
     codes, starts = _to_code_points(lines)
-    numbers = script_numbers().take(codes)  # (C,)
-    # indexed by the number of the script; "" stands for characters without a script
-    is_foreign_script = np.array([name not in ("", *scripts) for name in SCRIPT_BY_NUMBER])
+    numbers = script_numbers().take(codes)  # (C,), the number of the script of each character
+    expected_scripts = ["", *scripts]  # "" stands for characters without a script
+    # indexed by the number of the script
+    is_foreign_script = np.array([name not in expected_scripts for name in SCRIPT_BY_NUMBER])
     is_foreign = is_foreign_script.take(numbers)  # (C,)
     is_letter = numbers > 0  # (C,)
     num_foreign = np.add.reduceat(is_foreign, starts, dtype=np.int64)
@@ -167,7 +171,8 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
     shares = _script_shares(counts)
     odd_reasons = {}  # why a code point is odd
     for code in counts:
-        if reason := _odd_reason(code, shares):
+        reason = _odd_reason(code, shares)
+        if reason is not None:
             odd_reasons[code] = reason
     uncovered = _uncovered_codes(counts, tokenizer)
     total = counts.total()
@@ -193,7 +198,8 @@ def _script_shares(counts: Counter[int]) -> dict[str, float]:
     numbers = script_numbers()
     num_letters = Counter[str]()
     for code, count in counts.items():
-        if script := SCRIPT_BY_NUMBER[numbers[code]]:
+        script = SCRIPT_BY_NUMBER[numbers[code]]
+        if script:
             num_letters[script] += count
     scripts = sorted(num_letters, key=lambda script: (-num_letters[script], script))
     return {script: num_letters[script] / num_letters.total() for script in scripts}

@@ -25,8 +25,8 @@ BYTES_PER_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are overlong: they become empty lines, and `Chunk.overlong` lists them."""
 
-# Bytes that are read from a file at once, at most MAX_LINE_BYTES. Of the lines that end in a block,
-# only the first one can therefore be overlong: the others start in the block too.
+# Number of bytes that are read from a file at once. It must not exceed MAX_LINE_BYTES. Then only
+# the first line that ends in a block can be overlong: the other lines also start in the block.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -96,8 +96,9 @@ class Span:
     @property
     def name(self) -> str:
         """File name for this span, without suffix."""
-        corpus = f"{self.corpus}-" if self.corpus else ""
-        return f"train-{corpus}{self.index_in_corpus:05d}"
+        if not self.corpus:
+            return f"train-{self.index_in_corpus:05d}"
+        return f"train-{self.corpus}-{self.index_in_corpus:05d}"
 
 
 @dataclass(frozen=True)
@@ -200,8 +201,8 @@ def _find_span_offsets(
     with explain_read_errors(name), path.open("rb", buffering=0) as file:
         for block in read_blocks(file, name):
             newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            # Row i starts after newline i - 1 of the file, which is newline i - 1 - num_line_ends
-            # of this block.
+            # Row i starts after newline i - 1 of the file. This is newline i - 1 - num_line_ends
+            # of the block, since earlier blocks have num_line_ends newlines.
             last_row = num_line_ends + len(newlines)
             rows = np.arange(next_row, last_row + 1, pairs_per_span)
             preceding_newlines = newlines[rows - 1 - num_line_ends]
@@ -309,7 +310,7 @@ class _LineFile:
     def fill_buffer(self) -> None:
         """Read until the buffer holds the lines of the largest chunk, or to the end of the file.
 
-        So the end of the buffer never ends a chunk, and chunks do not depend on the block size.
+        Chunks therefore do not depend on the size of the blocks that are read.
         """
         while len(self.line_ends) < PAIRS_PER_CHUNK and len(self._buffer) < BYTES_PER_CHUNK:
             if not self._read_block():
@@ -341,8 +342,9 @@ class _LineFile:
             self.overlong.append(self._next_line)
             text = text[first_newline:]  # empties the line, but keeps its \n
         lines_end = text.rfind(b"\n") + 1
-        # One byte more than the maximum is kept, so that the line counts as overlong when it ends.
-        self._incomplete_line = text[lines_end : lines_end + MAX_LINE_BYTES + 1]
+        # of an overlong line, MAX_LINE_BYTES + 1 bytes are enough to detect it when it ends
+        incomplete_end = lines_end + MAX_LINE_BYTES + 1
+        self._incomplete_line = text[lines_end:incomplete_end]
         is_newline = np.frombuffer(text, np.uint8, count=lines_end) == ord("\n")
         line_ends = np.flatnonzero(is_newline) + 1
         self.line_ends = np.concatenate([self.line_ends, line_ends + len(self._buffer)])

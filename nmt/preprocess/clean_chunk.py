@@ -22,10 +22,7 @@ NUM_EXAMPLES = 5  # number of locations in the report for each reason to drop or
 
 @dataclass
 class PairCounts:
-    """Numbers of pairs that were read, kept and dropped, and of characters that were replaced.
-
-    `merge` adds the counts of chunks in the order in which these are read.
-    """
+    """Numbers of pairs that were read, kept and dropped, and of characters that were replaced."""
 
     read: int = 0
     kept: int = 0
@@ -37,8 +34,8 @@ class PairCounts:
     def add(self, counter: Counter[str], name: str, number: int, examples: list[Location]) -> None:
         """Add `number` to `counter[name]`, where `counter` is `dropped` or `replaced`.
 
-        `examples` are the first locations on one side of a chunk. They are merged with the examples
-        of the other side, which may have been counted before, in the order of lines.
+        `examples` are the first locations on one side of a chunk. The examples of the other side
+        may have been added before. Those of both sides are sorted by line.
         """
         if number:
             counter[name] += number
@@ -47,7 +44,7 @@ class PairCounts:
             self.examples[name] = by_line[:NUM_EXAMPLES]
 
     def merge(self, counts: PairCounts) -> None:
-        """Add the counts of the next chunk."""
+        """Add the counts of the next chunk. Chunks are merged in the order of their lines."""
         self.read += counts.read
         self.kept += counts.kept
         self.dropped.update(counts.dropped)
@@ -67,7 +64,7 @@ class PairCounts:
         """Rebuild counts whose `vars` were written as JSON."""
         examples = {}
         for name, locations in content["examples"].items():
-            examples[name] = list(map(Location._make, locations))
+            examples[name] = [Location._make(values) for values in locations]
         return cls(
             read=content["read"],
             kept=content["kept"],

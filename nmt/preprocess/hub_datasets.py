@@ -33,8 +33,9 @@ _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # save_to_disk write
 
 def describe_dataset(settings: SplitConfig) -> str:
     """Return the name of a dataset with its configuration and split, for messages."""
-    details = ", ".join(filter(None, [settings.dataset_config, settings.dataset_split]))
-    return f"{settings.dataset} ({details})" if details else str(settings.dataset)
+    details = [settings.dataset_config, settings.dataset_split]
+    description = ", ".join(detail for detail in details if detail)
+    return f"{settings.dataset} ({description})" if description else str(settings.dataset)
 
 
 def read_dataset(
@@ -67,17 +68,18 @@ def _read_tables(settings: SplitConfig, split: str) -> Iterator[pa.Table]:
         check_tree(path)
     if any((path / name).is_file() for name in _SAVED_DATASET_FILES):
         saved = datasets.load_from_disk(str(path))
-        tables_by_split = saved if isinstance(saved, dict) else {split: saved}
+        dataset_by_split = saved if isinstance(saved, dict) else {split: saved}
     else:
         builder = _make_builder(datasets, path, settings, split)
         if hasattr(builder.config, "batch_size"):  # Parquet reads whole row groups by default
             builder.config.batch_size = _ROWS_PER_BATCH
-        tables_by_split = builder.as_streaming_dataset()
-    if split not in tables_by_split:
+        dataset_by_split = builder.as_streaming_dataset()
+    if split not in dataset_by_split:
         raise DataError(
-            f"{settings.dataset} has no split {split}; {suggest_names(split, tables_by_split)}"
+            f"{settings.dataset} has no split {split}; {suggest_names(split, dataset_by_split)}"
         )
-    yield from tables_by_split[split].with_format("arrow").iter(batch_size=_ROWS_PER_BATCH)
+    dataset = dataset_by_split[split].with_format("arrow")
+    yield from dataset.iter(batch_size=_ROWS_PER_BATCH)
 
 
 def _make_builder(datasets: Any, path: Path, settings: SplitConfig, split: str) -> Any:
@@ -88,8 +90,8 @@ def _make_builder(datasets: Any, path: Path, settings: SplitConfig, split: str) 
             raise DataError(
                 f"{path} is not a .parquet or .arrow file; read text with src and tgt, tsv or jsonl"
             )
-        # the first argument names a format: parquet or arrow
-        return datasets.load_dataset_builder(path.suffix[1:], data_files={split: str(path)})
+        format_name = path.suffix.removeprefix(".")  # parquet or arrow
+        return datasets.load_dataset_builder(format_name, data_files={split: str(path)})
     if not path.is_dir():
         assert settings.dataset is not None
         _check_hub(settings.dataset)
@@ -106,7 +108,7 @@ def _make_builder(datasets: Any, path: Path, settings: SplitConfig, split: str) 
 def _check_hub(dataset: str) -> None:
     """Raise a `DataError` if the hub cannot be reached.
 
-    `datasets` itself would try again for 30 seconds before its error.
+    `datasets` itself would retry for 30 seconds before it raises an error.
     """
     # A direct connection is not needed with a proxy, nor offline, where `datasets` reads its cache.
     if urllib.request.getproxies() or os.environ.get("HF_HUB_OFFLINE"):
@@ -149,7 +151,8 @@ def _find_columns(
     names = table.column_names
     inner_names = []
     if "translation" in names and pa.types.is_struct(table.schema.field("translation").type):
-        inner_names = [inner.name for inner in table.schema.field("translation").type]
+        translation_type = table.schema.field("translation").type
+        inner_names = [inner_field.name for inner_field in translation_type]
     for field in fields:
         if field in names:
             yield table[field]
@@ -176,7 +179,8 @@ def _join_lines(column: pa.ChunkedArray, dataset: str) -> bytes:
     texts = pc.replace_substring(texts, b"\n", LINE_SEPARATOR).combine_chunks()
     if len(texts) == 0:
         return b""
-    # a single list with all texts, since `binary_join` joins the texts of each list
-    text_lists = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+    # `binary_join` takes an array of lists and joins the texts of each list; here it has one list
+    offsets = pa.array([0, len(texts)], pa.int32())
+    text_lists = pa.ListArray.from_arrays(offsets, texts)
     lines: bytes = pc.binary_join(text_lists, b"\n")[0].as_py()
     return lines + b"\n"

@@ -50,7 +50,7 @@ class _CorpusSettings:
 
     key: str  # config key, such as data.corpora.news.valid
     name: str  # the corpus's name in data.corpora, or ""
-    split: SplitConfig
+    settings: SplitConfig
     direction: LanguagePair
 
     def file_names(self) -> list[tuple[str, ...]]:
@@ -59,8 +59,8 @@ class _CorpusSettings:
         A file in an archive has a name such as corpus.zip/corpus.de-en.de.
         """
         names_by_source: list[tuple[str, ...]] = []
-        if self.split.src is not None and self.split.tgt is not None:
-            for src, tgt in pair_up(self.split.src, self.split.tgt, self.key):
+        if self.settings.src is not None and self.settings.tgt is not None:
+            for src, tgt in pair_up(self.settings.src, self.settings.tgt, self.key):
                 src = archives.find_text(src, self.direction.src_lang)
                 tgt = archives.find_text(tgt, self.direction.tgt_lang)
                 # `find_text` returns the only file of an archive for both sides. A plain file may
@@ -71,7 +71,7 @@ class _CorpusSettings:
             names_by_source = self._add_files(names_by_source, "alignments")
             return self._add_files(names_by_source, "scores")
         for suffix in _BITEXT_SUFFIXES:
-            patterns = getattr(self.split, suffix) or []
+            patterns = getattr(self.settings, suffix) or []
             for file in _match_all(patterns):
                 names_by_source.append((archives.find_text(file, suffix),))
         return names_by_source
@@ -80,7 +80,7 @@ class _CorpusSettings:
         self, names_by_source: list[tuple[str, ...]], setting: str
     ) -> list[tuple[str, ...]]:
         """Add to each source its file of alignments or scores, if `setting` names any."""
-        patterns: list[str] | None = getattr(self.split, setting)
+        patterns: list[str] | None = getattr(self.settings, setting)
         if patterns is None:
             return names_by_source
         files = [archives.find_text(file, setting) for file in _match_all(patterns)]
@@ -108,13 +108,13 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
         for name, corpus_config in corpus_configs:
             add(f"data.corpora.{name}", name, corpus_config)
         return corpora
-    unnamed = getattr(config, split)
-    if unnamed.text_keys:
-        add(f"data.{split}", "", unnamed)
+    unnamed_corpus = getattr(config, split)
+    if unnamed_corpus.text_keys:
+        add(f"data.{split}", "", unnamed_corpus)
     for name, corpus_config in corpus_configs:
-        held_out = getattr(corpus_config, split)
-        if held_out.text_keys:
-            add(f"data.corpora.{name}.{split}", name, held_out)
+        held_out_settings = getattr(corpus_config, split)
+        if held_out_settings.text_keys:
+            add(f"data.corpora.{name}.{split}", name, held_out_settings)
     return corpora
 
 
@@ -124,7 +124,7 @@ def has_split(config: DataConfig, split: str) -> bool:
         return True
     if split == "train" and config.corpora:
         return True  # `_check_files` names each corpus without text
-    return any(corpus.split.text_keys for corpus in _list_corpora(config, split))
+    return any(corpus.settings.text_keys for corpus in _list_corpora(config, split))
 
 
 def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[DataSource]:
@@ -145,22 +145,23 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
     sources = []
     for corpus in _list_corpora(config.data, split):
         direction = corpus.direction
-        fields = corpus.split.fields or [direction.src_lang, direction.tgt_lang]
+        fields = corpus.settings.fields or [direction.src_lang, direction.tgt_lang]
         template = DataSource(
             corpus=corpus.name,
             format=Format.pair,
             paths=(),
             names=(),
-            columns=tuple(corpus.split.columns),
+            columns=tuple(corpus.settings.columns),
             fields=tuple(fields),
-            has_alignment_file=corpus.split.alignments is not None,
-            score=corpus.split.score,
+            has_alignment_file=corpus.settings.alignments is not None,
+            score=corpus.settings.score,
             tags=direction.tags,
             settings_key=corpus.key,
         )
-        spool_prefix = spool_dir / (f"{split}-{corpus.name}" if corpus.name else split)
-        if corpus.split.dataset is not None:
-            source = _spool_dataset(corpus.split, template, spool_prefix, DATASET_SPLITS[split])
+        file_name_prefix = f"{split}-{corpus.name}" if corpus.name else split
+        spool_prefix = spool_dir / file_name_prefix
+        if corpus.settings.dataset is not None:
+            source = _spool_dataset(corpus.settings, template, spool_prefix, DATASET_SPLITS[split])
             sources.append(source)
         else:
             max_bytes = int(config.data.max_stream_gb * 1e9)
@@ -187,12 +188,12 @@ def _find_files(
     corpus: _CorpusSettings, template: DataSource, spool_prefix: Path, max_stream_bytes: int
 ) -> Iterator[DataSource]:
     """Yield a copy of `template` for each source of a corpus, with paths, names and format."""
-    if corpus.split.tmx is not None or corpus.split.xliff is not None:
+    if corpus.settings.tmx is not None or corpus.settings.xliff is not None:
         yield from _convert_xml(corpus, template, spool_prefix, max_stream_bytes)
         return
-    if corpus.split.tsv is not None:
+    if corpus.settings.tsv is not None:
         template = replace(template, format=Format.tsv)
-    elif corpus.split.jsonl is not None:
+    elif corpus.settings.jsonl is not None:
         template = replace(template, format=Format.jsonl)
     for number, file_names in enumerate(corpus.file_names()):
         paths = []
@@ -201,7 +202,7 @@ def _find_files(
             if is_stream(file) or is_compressed(file) or archives.split_name(file) is not None:
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
                 blocks = _unpacked_blocks(file, max_stream_bytes)
-                _spool_blocks([path], ([block] for block in blocks))
+                _spool_blocks([path], ([block] for block in blocks))  # one file, one column
             paths.append(path)
         names = tuple(map(_name_for_messages, file_names))
         yield replace(template, paths=tuple(paths), names=names)
@@ -215,13 +216,14 @@ def _convert_xml(
     languages = (direction.src_lang, direction.tgt_lang)
     if languages == DEFAULT_LANGUAGES:  # they are not set, so the file states its languages
         languages = ("", "")
-    for number, [file] in enumerate(corpus.file_names()):
+    for number, file_names in enumerate(corpus.file_names()):
+        file = file_names[0]  # the only one, which holds both sides
         name = _name_for_messages(file)
         pairs = read_pairs(
             _unpacked_blocks(file, max_stream_bytes),
             name,
             languages,
-            keep_markup=corpus.split.keep_codes,
+            keep_markup=corpus.settings.keep_codes,
         )
         paths = (
             spool_prefix.with_name(f"{spool_prefix.name}-{number}.src"),
@@ -242,7 +244,7 @@ def _check_files(config: DataConfig) -> None:
     for split in DATASET_SPLITS:
         for corpus in _list_corpora(config, split):
             key = corpus.key
-            if not corpus.split.text_keys:
+            if not corpus.settings.text_keys:
                 raise ConfigError(f"{key} names no text; give {key}.src=FILE and {key}.tgt=FILE")
             for names in corpus.file_names():
                 files += names
@@ -329,10 +331,11 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     if not files:
         raise DataError(f"{name} matches no file; check the pattern")
     # the same pattern with groups, since `glob` does not return what the wildcards match
-    pattern = re.compile(re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])"))
+    pattern = re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
     matching_files = {}
     for file in files:
-        if match := pattern.fullmatch(file):
+        match = re.fullmatch(pattern, file)
+        if match is not None:
             matching_files[match.groups()] = file
     return matching_files
 

@@ -58,7 +58,7 @@ class Job:
 
     config: PreprocessConfig
     work: Workspace
-    sources: Mapping[str, list[DataSource]]  # key: training corpus, in the order of their names
+    sources: Mapping[str, list[DataSource]]  # keys: the names of the training corpora, sorted
     held_out: Mapping[str, list[DataSource]]  # keys: valid and test
 
     def fingerprint(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _make_span_runner(
         def read_and_count() -> Iterator[Chunk]:
             nonlocal num_bytes
             for chunk in read_span(job.sources[span.corpus], span):
-                num_bytes += sum(map(len, chunk.lines_by_file))
+                num_bytes += sum(len(lines) for lines in chunk.lines_by_file)
                 yield chunk
 
         record = task(span, read_and_count())
@@ -233,8 +233,8 @@ class Workspace:
 
     def has_results(self) -> bool:
         """Return whether the work folder holds files that the next run can use."""
-        folders = (self.records, self.plan, self.spool)
-        return any(any(folder.glob("*")) for folder in folders)
+        paths = chain(self.records.glob("*"), self.plan.glob("*"), self.spool.glob("*"))
+        return next(paths, None) is not None
 
 
 def _list_data_files(folder: Path) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _make_work_folder(folder: Path, data_dir: Path) -> None:
             if path.exists() and not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     check_tree(folder)
-    for path in folder.rglob("*.*"):  # only names of files have a full stop
+    for path in folder.rglob("*.*"):  # in a work folder, only names of files have a full stop
         if path.is_dir():
             raise DamagedError(f"{path} is a folder, not a file; remove it")
 

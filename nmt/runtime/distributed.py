@@ -101,7 +101,9 @@ def choose_num_processes(devices: int, device: str) -> int:
             num_cores,
             num_cores,
         )
-    return devices or max(num_gpus, 1)
+    if devices:
+        return devices
+    return max(num_gpus, 1)
 
 
 @contextlib.contextmanager
@@ -120,7 +122,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
-    except StoppedError:  # all ranks raise it, so none waits here for another rank
+    except StoppedError:  # every rank raises it, so this waits for no rank
         dist.destroy_process_group()
         raise
     except RuntimeError as error:

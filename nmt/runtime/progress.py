@@ -75,8 +75,9 @@ class Progress(AbstractContextManager["Progress"]):
         self.done += count
         self._text_bytes += text_bytes
         if self._total_bytes is not None:
-            estimate = round(self.done * self._total_bytes / max(read_bytes, 1))
-            self._total = max(self.done, estimate)
+            units_per_byte = self.done / max(read_bytes, 1)
+            estimated_total = round(units_per_byte * self._total_bytes)
+            self._total = max(self.done, estimated_total)
         if self._bar is not None:
             self._bar.total = self._total
             self._bar.set_postfix_str(self._describe_metrics(), refresh=False)
@@ -116,8 +117,9 @@ class Progress(AbstractContextManager["Progress"]):
             self._log_line(f"{self.done:,} {self._unit}")
             return
         about = "" if self._total_bytes is None else "about "
-        unit_seconds = self._elapsed_seconds() / max(self.done - self._initially_done, 1)
-        remaining_seconds = unit_seconds * (self._total - self.done)
+        num_done_here = max(self.done - self._initially_done, 1)
+        seconds_per_unit = self._elapsed_seconds() / num_done_here
+        remaining_seconds = seconds_per_unit * (self._total - self.done)
         self._log_line(
             f"{self.done:,} of {about}{self._total:,} {self._unit}",
             f"{_format_time(remaining_seconds)} left",

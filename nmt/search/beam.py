@@ -114,7 +114,10 @@ class BeamSearch:
         """
         beam_size = self._state.request.config.beam_size
         ranked = self._rank(log_probs)
-        candidates = Candidates(*to_cpu(*ranked))
+        sums, rows, tokens, token_log_probs = to_cpu(
+            ranked.sums, ranked.rows, ranked.tokens, ranked.log_probs
+        )
+        candidates = Candidates(sums=sums, rows=rows, tokens=tokens, log_probs=token_log_probs)
         is_eos = candidates.tokens == self._state.tokenizers.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
         is_live = ~is_eos & is_possible
@@ -148,11 +151,10 @@ class BeamSearch:
     def _prune_threshold(self, sentences: Tensor, lengths: Tensor, limits: Tensor) -> Tensor:
         """Return the log-probability (B, 1) that a live hypothesis must exceed to stay in the beam.
 
-        Below this threshold, no continuation of the hypothesis can become a result. `lengths` (B,)
-        and `limits` (B,) have the number of tokens of the hypotheses of each sentence, and the
-        maximum. The shortest continuation only adds EOS. A finite threshold assumes that EOS is
-        allowed. This is so, since the threshold is finite only if the results are full, and then
-        `min_length` and forced prefixes no longer forbid EOS.
+        Below this threshold, no continuation of the hypothesis can become a result. For each
+        sentence, `lengths` (B,) has the number of tokens of its hypotheses, and `limits` (B,) the
+        maximum number. The shortest continuation only adds EOS. Where the threshold is finite, the
+        list of results is full. Then `min_length` and forced prefixes no longer forbid EOS.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         return prune_threshold(

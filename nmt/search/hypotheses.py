@@ -65,7 +65,8 @@ def shift_alignment(
     """Return the source position of each of `tokens`, for models with `alignment_shift`.
 
     In these models, the attention of the step that reads a token aligns the token. No step reads
-    the last token. If it is EOS, it is aligned with the EOS of the source.
+    the last token. If it is EOS, it is aligned with the EOS of the source, and otherwise with the
+    position of the token before it.
 
     Args:
         positions: source position with the highest attention in the step that predicts each token.
@@ -106,15 +107,17 @@ class Beam:
         With `source_length` (S), `record_attention` can be called.
         """
         tokens = torch.zeros(num_sentences, 0, dtype=torch.long, device=device)
+        alignment = None
         attention_sums = None
         if source_length is not None:
+            alignment = torch.zeros_like(tokens)
             attention_sums = torch.zeros(num_sentences, source_length, device=device)
         return cls(
             sentences=torch.arange(num_sentences),
             total_log_probs=torch.zeros(num_sentences, device=device),
             tokens=tokens,
             token_log_probs=torch.zeros(num_sentences, 0, device=device),
-            alignment=None if source_length is None else tokens,  # (R, 0), like the tokens
+            alignment=alignment,
             attention_sums=attention_sums,
         )
 

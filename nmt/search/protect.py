@@ -75,7 +75,7 @@ def find_protected(sentence: str) -> list[ProtectedText]:
 def has_only_protected(sentence: str) -> bool:
     """Return whether a sentence has protected texts, but no letters or digits outside of them."""
     remaining, num_protected = _protected_pattern().subn(" ", sentence)
-    return num_protected > 0 and not any(map(str.isalnum, remaining))
+    return num_protected > 0 and not any(char.isalnum() for char in remaining)
 
 
 def lacks_protected(sentence: str, translation: str) -> bool:
@@ -84,7 +84,7 @@ def lacks_protected(sentence: str, translation: str) -> bool:
     for text, count in Counter(texts).items():
         pattern = re.escape(text)
         if text[-1].isalnum():
-            pattern += f"(?!{_W})"
+            pattern += f"(?!{_W})"  # the text does not continue as another word
         if len(re.findall(pattern, translation)) < count:
             return True
     return False
@@ -96,7 +96,8 @@ def encode_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tu
 
     Returns `()` if the tokenizer does not decode the ids as this text.
     """
-    ids = tokenizer.encode(protected.text)[len(tokenizer.prefix_ids) :]
+    num_prefix_ids = len(tokenizer.prefix_ids)
+    ids = tokenizer.encode(protected.text)[num_prefix_ids:]
     if tokenizer.decode(ids) != protected.text:
         return ()
     spellings = [tuple(ids)]
@@ -107,15 +108,17 @@ def encode_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tu
 
 @lru_cache(maxsize=4)
 def mark_protected_ends(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether `lacks_protected` finds a text such as `%s` if the id follows it.
+    """Return for each id whether a text such as `%s` is complete when the id follows it.
 
-    Unlike a term of a glossary, the text may be followed by a Korean or Thai letter.
+    A complete text is one that `lacks_protected` finds. Unlike a term of a glossary, it may be
+    followed by a Korean or Thai letter.
     """
     byte_ids = set(tokenizer.byte_ids)
-    ends = []
+    ends_protected = []
     for token, piece in enumerate(tokenizer.all_pieces()):
-        ends.append(re.match(_W, piece) is None and token not in byte_ids)
-    return tuple(ends)
+        starts_with_letter = re.match(_W, piece) is not None
+        ends_protected.append(not starts_with_letter and token not in byte_ids)
+    return tuple(ends_protected)
 
 
 def without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:

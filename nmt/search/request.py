@@ -48,8 +48,8 @@ class SearchRequest:
     that no sentence has a prefix.
     """
     num_forced: int = 0
-    """Number of tokens at the start of each prefix, such as a language tag, that are forced even
-    with `prefix_bias`, which makes prefixes only more probable."""
+    """Number of tokens at the start of each prefix that are forced even with `prefix_bias`, such as
+    a language tag. `prefix_bias` only makes the other tokens of a prefix more probable."""
     src_tags: Sequence[str] = ()
     """Tags that sources may begin with, such as `<2de>`. They need not occur in translations."""
     sampling_keys: Sequence[int] | None = None
@@ -76,7 +76,9 @@ class SearchRequest:
 
         A smaller `n_best` shortens a search, but does not change the hypotheses that are returned.
         """
-        return min(self.n_best or self.config.max_results, self.config.max_results)
+        if not self.n_best:
+            return self.config.max_results
+        return min(self.n_best, self.config.max_results)
 
     @property
     def needs_log_probs(self) -> bool:
@@ -168,7 +170,7 @@ class SearchRequest:
                 prefix_bias = PrefixBias(pad(self.prefixes, pad_id=-1), self.config.prefix_bias)
                 after_prefix.insert(0, prefix_bias)
             prefix_lengths = torch.tensor([len(prefix) for prefix in forced_prefixes])  # (B,)
-            after_prefix = [AfterPrefix(inner, prefix_lengths) for inner in after_prefix]
+            after_prefix = [AfterPrefix(constraint, prefix_lengths) for constraint in after_prefix]
             constraints.append(ForcedPrefix(pad(forced_prefixes, pad_id=-1)))
         return [*constraints, *after_prefix, *self.constraints]
 
@@ -204,7 +206,8 @@ class SearchRequest:
             for spellings in self.find_spellings(sentence, tokenizers):
                 for ids in spellings:
                     # no limit, since a term may occur twice, and other words may share its n-grams
-                    counts.update(dict.fromkeys(count_ngrams(ids, ngram_size), sys.maxsize))
+                    for ngram in count_ngrams(ids, ngram_size):
+                        counts[ngram] = sys.maxsize
         return counts
 
     def can_join(self, tokenizers: Tokenizers) -> bool:

@@ -48,9 +48,8 @@ class SearchState:
         self.tokenizers = tokenizers
         self.limits = torch.tensor(request.length_limits())  # (B,), maximum numbers of tokens
         self.first_columns = torch.zeros_like(self.limits)  # (B,)
-        self.beam = Beam.start(
-            len(src_lengths), stepper.device, source_length=src.size(1) if needs_attention else None
-        )
+        source_length = src.size(1) if needs_attention else None
+        self.beam = Beam.start(len(src_lengths), stepper.device, source_length=source_length)
         self._stepper = stepper
         self._constraints = request.all_constraints(tokenizers)
         self._num_src_tokens = src_lengths - 1  # (B,), without EOS
@@ -148,9 +147,10 @@ class SearchState:
         # effect on constraints.
         padding = torch.full(shape, self.tokenizers.tgt.bos_id, device=device)  # (B', length)
         zeros = torch.zeros(shape, device=device)  # (B', length)
+        new_sums = torch.zeros(len(sources), device=device)  # (B',)
         self.beam = Beam(
             sentences=torch.cat([beam.sentences, new_sentences]),
-            total_log_probs=torch.cat([beam.total_log_probs, zeros.new_zeros(len(sources))]),
+            total_log_probs=torch.cat([beam.total_log_probs, new_sums]),
             tokens=torch.cat([beam.tokens[:, num_unused:], padding]),
             token_log_probs=torch.cat([beam.token_log_probs[:, num_unused:], zeros]),
         )
