@@ -22,7 +22,7 @@ _MAX_CLIENTS = 10_000  # number of clients to remember; the least recent ones ar
 _MAX_TRIED_KEYS_PER_MINUTE = 20  # number of keys that a client may try
 _MAX_HELD_BYTES = 256 << 20  # total size of the bodies of all open requests
 _MEMORY_RETRY_SECONDS = 5  # for clients whose request exceeds `_MAX_HELD_BYTES`
-_MIN_WAIT_SECONDS = 0.001  # for data that has already arrived when the time is over
+_MIN_WAIT_SECONDS = 0.001  # at the deadline, to read data that has already arrived
 _MAX_KEY_FIELDS = 3  # of a line in a file of keys
 
 
@@ -43,7 +43,8 @@ def read_keys(path: str) -> list[Key]:
     """
     keys = []
     for line_number, line in enumerate(read_text_file(path, "api_keys").splitlines(), start=1):
-        fields = line.split("#")[0].split()
+        without_comment = line.partition("#")[0]
+        fields = without_comment.split()
         if not fields:
             continue
         are_numbers = all(field.isascii() and field.isdigit() for field in fields[1:])
@@ -133,8 +134,9 @@ class KeyRing:
     def __init__(self, keys: list[Key]) -> None:
         self._keys = keys
         self._attempts = RateLimits()
-        # pairs of a client and the name of a key that it has used, the least recent first
-        self._used: OrderedDict[tuple[str, str], None] = OrderedDict()
+        # the keys of this dictionary are pairs of a client and the name of an API key that it has
+        # used, the least recent first
+        self._used_names: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def find(self, client: str, candidate: str) -> Key | None:
         """Return the key with the secret `candidate`, or None.
@@ -145,19 +147,19 @@ class KeyRing:
         # compares with all keys, so that the time does not reveal which one matches
         matches = [key for key in self._keys if is_same_secret(key.secret, candidate)]
         key = matches[0] if matches else None
-        if key is None or (client, key.name) not in self._used:
+        if key is None or (client, key.name) not in self._used_names:
             self._attempts.check(client, _MAX_TRIED_KEYS_PER_MINUTE)
         if key is not None:
-            self._used[client, key.name] = None
-            self._used.move_to_end((client, key.name))
-            if len(self._used) > _MAX_CLIENTS:
-                self._used.popitem(last=False)
+            self._used_names[client, key.name] = None
+            self._used_names.move_to_end((client, key.name))
+            if len(self._used_names) > _MAX_CLIENTS:
+                self._used_names.popitem(last=False)
         return key
 
 
 @dataclass
 class RequestContext:
-    """The sender of a request, and its fields in the access log."""
+    """The sender of a request, and the fields of the request in the access log."""
 
     id: str  # value of the header X-Request-ID
     client: str  # name of the API key or network; limits and fairness apply to it
@@ -258,5 +260,5 @@ class LimitedBody:
         return message
 
     def release(self) -> None:
-        """Subtract the size of the body after the response."""
+        """Subtract the size of the body from `BodyLimits.held_bytes`; called after the response."""
         self._limits.held_bytes -= self._num_bytes

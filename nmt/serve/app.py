@@ -90,7 +90,9 @@ async def page(request: Request) -> Response:
     if not get_service(request).config.frontend:
         raise HttpError(404, "this server has no page")
     pages = {"/": "index.html", "/docs": "docs.html"}
-    name = request.path_params.get("name") or pages[request.scope["path"]]
+    name = request.path_params.get("name")  # only paths under /static/ have this parameter
+    if not name:
+        name = pages[request.scope["path"]]
     if name not in [file.name for file in _STATIC_FILES.iterdir()]:
         raise HttpError(404, "Not Found")
     media_type = _MEDIA_TYPES[PurePosixPath(name).suffix]

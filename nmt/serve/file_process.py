@@ -85,7 +85,8 @@ class OpenFile:
     async def start(self) -> None:
         """Start the process."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._process.start)
-        # the process has a copy; while another one is open, `recv` would not notice its death
+        # The process has its own copy of this end of the pipe. While the server's copy is open,
+        # `recv` does not notice that the process has died.
         self._reader_connection.close()
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -211,9 +212,10 @@ class _FileReader:
         for text in self._document.texts:
             _check_length(text.sentences, max_text_sentences)
         sentences = list_sentences(self._document.texts)
-        num_characters = sum(map(len, sentences))
+        num_characters = sum(len(sentence) for sentence in sentences)
         # each sentence has at least one character, so this number of sentences is enough
-        language_sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
+        first_sentences = " ".join(sentences[:_SAMPLE_CHARACTERS])
+        language_sample = first_sentences[:_SAMPLE_CHARACTERS]
         return FileSummary(len(sentences), num_characters, language_sample)
 
     def next_window(self) -> FileWindow | None:
@@ -230,10 +232,11 @@ class _FileReader:
 
         `prefix` is the text before each sentence in the input of the model.
         """
-        remaining = deque(results)
-        while self._texts and len(self._texts[0].sentences) <= len(remaining):
+        remaining_results = deque(results)
+        # ends at the first text of the next window, whose results are missing
+        while self._texts and len(self._texts[0].sentences) <= len(remaining_results):
             text = self._texts.popleft()
-            text_results = [remaining.popleft() for _ in text.sentences]
+            text_results = [remaining_results.popleft() for _ in text.sentences]
             self._translations.append(text.render(text_results, prefix=prefix))
 
     def assemble(self) -> bytes:
@@ -248,7 +251,7 @@ def _check_length(sentences: Sequence[str], max_sentences: int) -> None:
             f"a text of the file has {len(sentences)} sentences, more than {max_sentences}, the "
             "limit of a client; write it on several lines"
         )
-    num_characters = sum(map(len, sentences))
+    num_characters = sum(len(sentence) for sentence in sentences)
     if num_characters > _MAX_TEXT_CHARACTERS:
         raise DataError(
             f"a text of the file has {num_characters:,} characters, more than "

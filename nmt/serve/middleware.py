@@ -65,7 +65,8 @@ class Middleware:
         start = time.monotonic()
         request = Request(scope)
         context = _make_context(request)
-        scope.setdefault("state", {})["context"] = context  # `get_context` returns it
+        state = scope.setdefault("state", {})
+        state["context"] = context  # `get_context` returns it
         max_bytes = self._service.config.max_body_bytes
         if scope["path"] in _UPLOAD_ROUTES:
             max_bytes = max(max_bytes, self._service.config.max_file_bytes)
@@ -75,8 +76,9 @@ class Middleware:
             app = self._choose_app(request, context, max_bytes)
             await app(scope, body.receive, sender)
         except Exception:
-            # Starlette raises an exception again after `_respond_to_bug` has sent a response. If
-            # `_respond_to_bug` failed, raise it: uvicorn logs the exception and answers 500.
+            # Starlette raises an exception again after `_respond_to_bug` has sent a response to it.
+            # Without a response, `_respond_to_bug` itself has failed. Then uvicorn, which gets the
+            # exception, logs it and answers 500.
             if sender.status is None:
                 sender.status = 500
                 raise
@@ -94,9 +96,9 @@ class Middleware:
         if request.method == "OPTIONS" and not is_page(request.scope["path"]):
             return Response(status_code=204)
         content_length = request.headers.get("content-length", "0")
-        # not all digits, since Python refuses to convert thousands of digits
-        digits = content_length[:_MAX_NUMBER_DIGITS]
-        if content_length.isdigit() and int(digits) > max_bytes:
+        # Python refuses to convert thousands of digits, and the first ones are enough
+        first_digits = content_length[:_MAX_NUMBER_DIGITS]
+        if content_length.isdigit() and int(first_digits) > max_bytes:
             error = HttpError(413, f"the body is larger than {max_bytes} bytes, the limit")
             return _make_error_response(context, error)
         return self._app

@@ -1,9 +1,10 @@
 """Requests whose segments wait to be searched, in one queue per client.
 
-A segment is a sentence, or a part of a long sentence, as token ids. Rounds (`nmt.serve.rounds`)
-take segments from the clients in turn, so that a client with many sentences does not delay the
-others. Requests of clients with little unfinished work are urgent: a worker is reserved for them.
-The number of waiting segments is limited, in total and per client.
+A segment is a sentence, or a part of a long sentence, as token ids. A round (`nmt.serve.rounds`) is
+a group of segments that a worker searches together. It takes them from the clients in turn, so that
+a client with many sentences does not delay the others. Requests of clients with little unfinished
+work are urgent: a worker is reserved for them. The number of waiting segments is limited, in total
+and per client.
 """
 
 from __future__ import annotations
@@ -71,11 +72,12 @@ class BatchOptions:
     def can_join(self) -> bool:
         """Whether sentences with these options may join a running search."""
         backend = self.translator.backend
-        # all sentences of a search that others can join begin with the same tokens
+        # in a search that sentences can join, all translations begin with the same tokens
         if self.has_prefix or not isinstance(backend, NativeBackend):
             return False
         tag_ids = encode_tag(self.translator.tokenizer.tgt, self.tags.tgt)
-        return backend.can_join(SearchRequest([], self.search, [tag_ids]))
+        request = SearchRequest(sources=[], config=self.search, prefixes=[tag_ids])
+        return backend.can_join(request)
 
     @property
     def num_forced(self) -> int:
@@ -83,9 +85,9 @@ class BatchOptions:
         tag_ids = encode_tag(self.translator.tokenizer.tgt, self.tags.tgt)
         return len(tag_ids)
 
-    def can_share_batch(self, options: BatchOptions) -> bool:
-        """Return whether sentences with these options and with `options` may share a batch."""
-        return self == options and self.can_join == options.can_join
+    def can_share_batch(self, other_options: BatchOptions) -> bool:
+        """Return whether sentences with these and with other options may share a batch."""
+        return self == other_options and self.can_join == other_options.can_join
 
     def make_batch_search(self) -> BatchSearch:
         """Return a search with these options."""
@@ -181,8 +183,8 @@ class ClientQueues:
                 "client; send fewer"
             )
         is_full = self.num_waiting + num_segments > self._max_waiting
-        # The client has at most `_num_segments` waiting segments. Count them only if necessary,
-        # since that takes time for each request.
+        # At most `_num_segments` segments of the client wait. Count them only if these could exceed
+        # the limit, since counting takes time for each request.
         if self._num_segments[client] + num_segments > self.max_per_client:
             num_waiting = sum(request.num_waiting for request in self._queues.get(client, ()))
             is_full = is_full or num_waiting + num_segments > self.max_per_client
@@ -291,11 +293,14 @@ class ClientQueues:
         in the last `_URGENT_SECONDS`.
         """
         expired_at = time.monotonic() - _URGENT_SECONDS
-        while self._urgent_at and next(iter(self._urgent_at.values())) <= expired_at:
-            self._urgent_at.popitem(last=False)
+        while self._urgent_at:
+            client, sent_at = next(iter(self._urgent_at.items()))  # the oldest
+            if sent_at > expired_at:
+                break
+            del self._urgent_at[client]
         for client in self._queues:
-            has_urgent_competitor = bool(self._urgent_at.keys() - {client})
-            if has_urgent_competitor and not self._is_urgent(client):
+            urgent_competitors = self._urgent_at.keys() - {client}
+            if urgent_competitors and not self._is_urgent(client):
                 return True
         return False
 

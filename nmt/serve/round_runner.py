@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ROUND_SECONDS = 0.5  # planned duration of a round, so that new clients do not wait long
-_MIN_SEGMENTS = 32  # a round with fewer segments may take longer, since small batches are slow
+_MIN_SEGMENTS = 32  # smaller rounds may exceed `_ROUND_SECONDS`, since small batches are slow
 _MAX_JOINED_SEGMENTS = 2048  # no segments join a round that has had this number of segments
 _MAX_CONCURRENT_CALLS = 8  # of `call_function`
 _WAIT_SHARE = 0.15  # share of the duration of a round that the next round waits for requests
@@ -147,11 +147,12 @@ class RoundRunner:
         return _Expectation(search_round.num_expected, end + wait_seconds)
 
     async def _wait_for_expected(self, expectation: _Expectation) -> None:
-        """Once a segment waits, wait a moment for the expected requests, at most `_MIN_SEGMENTS`.
+        """If a segment waits, wait until the expected number of segments or the deadline.
 
-        A client that was just answered may send its next request at once. If a round started before
-        the request arrives, the request would have to wait for the end of this round. In the long
-        run, each round would search only half of the requests.
+        Never waits for more than `_MIN_SEGMENTS`. A client that was just answered may send its next
+        request at once. If a round started before the request arrives, the request would have to
+        wait for the end of this round. In the long run, each round would search only half of the
+        requests.
         """
         num_requests = min(expectation.num_requests, _MIN_SEGMENTS)
         while 0 < self._queues.num_waiting < num_requests:
@@ -232,7 +233,7 @@ class RoundRunner:
         if self._has_free_worker() or self._num_function_calls:
             return
         open_rounds = [search_round for search_round in self.running if search_round.is_open]
-        open_rounds.sort(key=lambda search_round: len(search_round.unfinished))
+        open_rounds.sort(key=lambda open_round: len(open_round.unfinished))
         for search_round in open_rounds:
             request = self._queues.next_request(only_urgent=search_round.only_urgent)
             if request is None:
@@ -245,7 +246,7 @@ class RoundRunner:
     def _is_reserved(self, worker_index: int) -> bool:
         """Return whether a worker may search only urgent requests."""
         if worker_index == 0 or worker_index < self._num_workers - 1:
-            return False
+            return False  # only the last one of several workers can be reserved
         return self._num_workers > self._max_rounds or self._queues.has_competition()
 
     def _has_free_worker(self) -> bool:

@@ -41,7 +41,7 @@ class SearchRound:
     """Segments that a worker searches together, and the requests that they belong to.
 
     Segments are numbered in the order in which they are added. Only `take_new_segments` may be
-    called in the thread of a worker; all else belongs to the event loop.
+    called in the thread of a worker, all other methods only in the event loop.
 
     Args:
         only_urgent: whether to add only segments of urgent requests.
@@ -75,8 +75,9 @@ class SearchRound:
 
     def take_new_segments(self) -> list[Segment]:
         """Return the segments that were added since the last call."""
+        num_segments = len(self._new_segments)
         # the event loop may append meanwhile; `popleft` is atomic
-        return [self._new_segments.popleft() for _ in range(len(self._new_segments))]
+        return [self._new_segments.popleft() for _ in range(num_segments)]
 
     def finish_segment(self, number: int, result: SearchResult) -> None:
         """Pass the result of a segment to its request."""
@@ -133,7 +134,8 @@ class JoiningSearch:
             if self._can_join:
                 self._batch_search.translate_arriving(segments, self._take_joining, self._deliver)
             else:
-                self._deliver(list(enumerate(self._batch_search.translate(segments))))
+                results = self._batch_search.translate(segments)
+                self._deliver(list(enumerate(results)))
         except (EOFError, ConnectionError):  # the server has closed the connection to this process
             raise
         # an engine may raise any type; the worker goes on with the next round
@@ -174,7 +176,8 @@ class JoiningSearch:
 
 def describe_failure(error: Exception) -> Failure:
     """Return the result of segments whose search raised an exception."""
-    return Failure(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS])
+    reason = f"{type(error).__name__}: {error}"
+    return Failure(reason[:_MAX_REASON_CHARACTERS])
 
 
 class SearchWorkers(Protocol):
@@ -218,8 +221,10 @@ class WorkerThreads:
             receive=search_round.take_new_segments,
             deliver=deliver_in_loop,
         )
-        while segments := search_round.take_new_segments():
+        segments = search_round.take_new_segments()
+        while segments:
             await loop.run_in_executor(self._threads, joining_search.search, segments)
+            segments = search_round.take_new_segments()  # segments that arrived since the search
 
     async def call_function(
         self, translator: Translator, function: Callable[..., T], *args: Any

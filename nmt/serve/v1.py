@@ -72,7 +72,8 @@ async def _read_request(request: Request, *, is_plain: bool) -> ApiRequest:
     except UnicodeDecodeError as error:
         raise HttpError(400, f"the text is not UTF-8 (byte {error.start + 1})") from None
     params = Parameters(request.query_params)
-    params.update(text=text, stream=True)
+    params["text"] = text
+    params["stream"] = True
     return admit(request, params)
 
 
@@ -206,7 +207,8 @@ async def models(request: Request) -> Response:
     Each source of a group is translated to all other languages among the targets of the group.
     """
     service = get_service(request)
-    # targets include the source itself, so that sources that are also targets have equal sets
+    # The targets of a source include the source itself. Then sources that can be translated to one
+    # another have the same targets, and form a group.
     targets_by_source: dict[tuple[Translator, str], set[str]] = defaultdict(set)
     for (source, target), direction in service.models.directions.items():
         targets_by_source[direction.translator, source] |= {source, target}

@@ -120,12 +120,12 @@ def _load_and_fork(control: socket.socket) -> None:
         _, fds, _, _ = socket.recv_fds(control, 1, 1)  # a byte and a file descriptor
         if not fds:  # the server has closed its end
             return
-        [fd] = fds
-        loader_id = os.getpid()
+        fd = fds[0]
+        loader_pid = os.getpid()
         if os.fork() == 0:
             # end with the loader, even during a search
             set_parent_death_signal(signal.SIGKILL)
-            if os.getppid() != loader_id:  # the loader ended before the line above
+            if os.getppid() != loader_pid:  # the loader ended before the signal was set
                 os._exit(0)
             control.close()
             torch.set_num_threads(request.num_threads)
