@@ -117,7 +117,9 @@ def make_batch(
     eos = [tokenizers.tgt.eos_id]
     src_pads = [tokenizers.src.pad_id] * num_src_pads
     tgt_pads = [tokenizers.tgt.pad_id] * num_tgt_pads
-    inputs_with_bos = [(bos, ids) for ids in decoder_inputs or targets]
+    if decoder_inputs is None:
+        decoder_inputs = targets
+    inputs_with_bos = [(bos, ids) for ids in decoder_inputs]
     targets_with_eos = [(tgt, eos) for tgt in targets]
     sources_with_eos = [(src, src_suffix) for src in sources]
     return Batch(
@@ -128,7 +130,7 @@ def make_batch(
         tgt_packing=pack(tgt_lengths + tgt_pad_lengths),
         num_src_tokens=num_src_tokens,
         num_tokens=num_tokens,
-        lengths=np.array([src_lengths, tgt_lengths]).T,
+        lengths=np.array([src_lengths, tgt_lengths]).T,  # (B, 2)
     )
 
 
@@ -143,7 +145,8 @@ def _divide_padding(num_pads: int, *, max_length: int) -> list[int]:
 
 def _concatenate(sentences: Iterable[tuple[Ids, Ids]], pads: Ids) -> Tensor:
     """Concatenate the ids of sentences, and then `pads`. Each sentence consists of two id lists."""
-    arrays = [*itertools.chain.from_iterable(sentences), pads]
+    arrays = list(itertools.chain.from_iterable(sentences))
+    arrays.append(pads)
     # an empty list becomes a float array, which only casting="unsafe" converts to integers
     return torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="unsafe"))
 
@@ -198,8 +201,11 @@ class BatchMaker:
         `update_id` is part of the seed of augmentation, sampling and noise, and must differ between
         updates.
         """
+        row_batches = plan.batches
+        if not row_batches:
+            row_batches = [FILLER_ROWS]
         batches = []
-        for rows in plan.batches or [FILLER_ROWS]:
+        for rows in row_batches:
             pairs = self.change_pairs(rows, update_id, augment)
             lengths = np.array([(len(pair.src) + 1, len(pair.tgt) + 1) for pair in pairs])
             micro_batches = []

@@ -63,6 +63,7 @@ class Run:
         return self.augmenters[self._stage_start(num_updates)]
 
     def _stage_start(self, num_updates: int) -> int:
+        """Return the key of the stage that the update after `num_updates` belongs to."""
         return max(start for start in self.samplers if start <= num_updates)
 
     @property
@@ -146,7 +147,8 @@ def make_samplers(
     """
     temperature = config.mix_temperature or data_info.temperature
     weights_by_start = {0: config.mix}
-    for stage in sorted(config.stages.values(), key=lambda stage: stage.start):
+    stages = sorted(config.stages.values(), key=lambda stage: stage.start)
+    for stage in stages:
         weights_by_start[stage.start] = config.mix | stage.mix
     samplers = {}
     for start, corpus_weights in weights_by_start.items():

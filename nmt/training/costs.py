@@ -52,7 +52,8 @@ def count_training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths)
     tgt = lengths[:, 1].astype("int64")
     num_weight_uses = int(src.sum()) * _count_weights(source_shapes(config))
     num_weight_uses += int(tgt.sum()) * _count_weights(target_shapes(config, vocab_size))
-    # pairs of query and key in all layers; a dot product sums over sentences
+    # Pairs of query and key in all layers. The dot product of two vectors of lengths is the sum of
+    # S * S, S * T or T * T over the sentence pairs.
     num_attention_pairs = config.num_encoder_layers * int(src @ src)
     num_attention_pairs += config.num_decoder_layers * int(src @ tgt)
     if config.decoder is Decoder.attention:
@@ -194,7 +195,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def _parse_bytes(text: str, key: str) -> int:
     """Return a size in a text of /proc, whose lines are such as "VmHWM:   1234 kB"."""
-    kib = text.split(key)[1].split()[0]
+    text_after_key = text.split(key)[1]
+    kib = text_after_key.split()[0]
     return int(kib) * 1024
 
 
@@ -219,7 +221,8 @@ def usable_memory_bytes(device: torch.device) -> int:
         return free_bytes + torch.cuda.memory_reserved(device)
     try:
         page_bytes = os.sysconf("SC_PAGE_SIZE")
-        num_resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        statm = Path("/proc/self/statm").read_text(encoding="ascii")
+        num_resident_pages = int(statm.split()[1])  # the second field
         meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
         available_bytes = _parse_bytes(meminfo, "MemAvailable:")
     except (AttributeError, IndexError, OSError, ValueError):  # not Linux

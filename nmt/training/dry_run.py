@@ -105,9 +105,8 @@ def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
 
     def run_update(plan: UpdatePlan) -> float:
         batches = learner.batch_maker.make_batches(plan)
-        result = learner.update(
-            plan, batches, learning_rate(1, run.config), is_stop_requested=False
-        )
+        lr = learning_rate(1, run.config)
+        result = learner.update(plan, batches, lr, is_stop_requested=False)
         synchronize(learner.device)
         return result.flops
 
@@ -163,8 +162,8 @@ def measure_updates(
     """Time updates for about `MEASURING_SECONDS`. All ranks run the same number of updates.
 
     `first_plan` runs first, to estimate the time of an update. If an update would take more than
-    `MEASURING_SECONDS`, only `first_plan` is measured: in a second run or, if the first run took
-    more than `MEASURING_SECONDS`, in the first one.
+    `MEASURING_SECONDS`, only `first_plan` is measured. It then runs a second time, unless the first
+    run alone took more than `MEASURING_SECONDS`.
 
     Args:
         run_update: runs an update, waits for the device, and returns the operations of all ranks.
@@ -183,7 +182,9 @@ def measure_updates(
     num_updates = broadcast_from_main(num_updates)  # the ranks measure different times
     if num_updates == 0:
         is_very_slow = broadcast_from_main(first.seconds > MEASURING_SECONDS)
-        return first if is_very_slow else measure([first_plan])
+        if is_very_slow:
+            return first
+        return measure([first_plan])
     # begin with `plans[1]`, since a part of `plans[0]` has run already
     measured_plans = islice(cycle(plans), 1, 1 + num_updates)
     return measure(list(measured_plans))
@@ -215,14 +216,17 @@ def render_report(
     seconds_per_token = measurement.seconds / (measured_tgt_tokens + measured_src_tokens)
     seconds_per_update = (tgt_tokens_per_update + src_tokens_per_update) * seconds_per_token
     flops_per_second = measurement.flops / measurement.seconds
-    minutes = round(num_updates * seconds_per_update / 60)
-    end = start + timedelta(seconds=num_updates * seconds_per_update)
+    run_seconds = num_updates * seconds_per_update
+    hours, minutes = divmod(round(run_seconds / 60), 60)
+    end = start + timedelta(seconds=run_seconds)
+    batches_per_update = len(rank_batches) / len(plans)
+    num_epochs = num_updates / len(epoch_plan)
     sections = {
         "plan": f"{epoch_plan.num_pairs:,} pairs; {len(epoch_plan):,} updates an epoch of "
-        f"{len(rank_batches) / len(plans):.1f} batches a rank and "
+        f"{batches_per_update:.1f} batches a rank and "
         f"{tgt_tokens_per_update:,.0f} target tokens; "
         f"{padding_share(lengths, rank_batches):.1%} padding; "
-        f"{num_updates:,} updates are {num_updates / len(epoch_plan):,.1f} epochs",
+        f"{num_updates:,} updates are {num_epochs:,.1f} epochs",
         "memory": memory,
         "speed": f"{measured_src_tokens / measurement.seconds:,.0f} source and "
         f"{measured_tgt_tokens / measurement.seconds:,.0f} target tokens a second; "
@@ -230,7 +234,7 @@ def render_report(
         f"{flops_per_second / 1e9:,.0f} GFLOP/s of the model, "
         f"{flops_per_second / peak_flops_per_second:.0%} of the peak of its matrix "
         "multiplications",
-        "time": f"{minutes // 60}:{minutes % 60:02d} hours:minutes without validation and "
+        "time": f"{hours}:{minutes:02d} hours:minutes without validation and "
         f"checkpoints; started now, it ends {end:%Y-%m-%d %H:%M}",
     }
     return "\n".join(f"{title:<8}{text}" for title, text in sections.items())

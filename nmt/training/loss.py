@@ -15,7 +15,7 @@ Here nll is the negative log-likelihood of the correct token. The loss is the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll. See `smoothed_cross_entropy` for the arguments."""
         # only `hidden`, `weight` and `bias` can need a gradient
-        needs_hidden_grad, needs_weight_grad, needs_bias_grad, *_ = ctx.needs_input_grad
+        needs_hidden_grad, needs_weight_grad, needs_bias_grad = ctx.needs_input_grad[:3]
         device_type = weight.device.type
         dtype = weight.dtype
         if torch.is_autocast_enabled(device_type):
@@ -131,7 +131,8 @@ def eager_softmax_loss(
     vocabulary.
     """
     dtype = logits.dtype
-    used_size = used_size or logits.size(1)
+    if used_size is None:
+        used_size = logits.size(1)
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
     # log sum_v exp(logits_v), (N, 1): the largest logit minus the log of its probability
@@ -160,12 +161,14 @@ def softmax_loss_for_compiler(
     ids = torch.arange(logits.size(1), device=logits.device)  # (V,)
     is_correct = ids == targets[:, None]  # (N, V)
     nll = -torch.where(is_correct, log_probs, 0.0).sum()
-    used_size = used_size or logits.size(1)
+    if used_size is None:
+        used_size = logits.size(1)
     log_prob_sum = log_probs[:, :used_size].sum()
     loss = (1 - smoothing) * nll - smoothing / used_size * log_prob_sum
     target_probs = torch.where(ids < used_size, smoothing / used_size, 0.0)  # (V,)
     target_probs = target_probs + torch.where(is_correct, 1 - smoothing, 0.0)  # (N, V)
-    return loss, nll, (log_probs.exp() - target_probs).to(logits.dtype)
+    grad_logits = log_probs.exp() - target_probs  # (N, V)
+    return loss, nll, grad_logits.to(logits.dtype)
 
 
 def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
@@ -178,7 +181,9 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        loss, nll, grad_logits = eager_softmax_loss(logits.float(), targets, smoothing, used_size)
+        ce_sum, nll_sum, grad_logits = eager_softmax_loss(
+            logits.float(), targets, smoothing, used_size
+        )
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
         log_probs = log_probs.view(-1, 2, logits.size(1))  # (N / 2, 2, V)
         log_ratio = log_probs - log_probs.flip(1)
@@ -191,7 +196,9 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         kl_grad = kl_terms.addcmul_(probs, 1 - kl).sub_(probs.flip(1))
         kl_grad = kl_grad.view_as(grad_logits)  # (N, V)
         grad_logits = grad_logits.mul_(0.5).add_(kl_grad, alpha=alpha / 4)
-        return loss / 2 + alpha / 4 * kl.sum(), nll / 2, grad_logits.to(logits.dtype)
+        loss = ce_sum / 2 + alpha / 4 * kl.sum()
+        nll = nll_sum / 2
+        return loss, nll, grad_logits.to(logits.dtype)
 
     return compute
 
@@ -207,7 +214,7 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
         pass_logits = logits.float().view(-1, 2, logits.size(1))  # (N / 2, 2, V)
-        loss, nll, grad_whole = eager_softmax_loss(
+        ce, nll, grad_whole = eager_softmax_loss(
             pass_logits[:, 0], targets[::2], smoothing, used_size
         )
         log_probs, log_probs_cut = torch.log_softmax(pass_logits, dim=-1).unbind(1)
@@ -217,7 +224,8 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         grad_whole = grad_whole + alpha * probs * (log_ratio - kl)
         grad_cut = alpha * (log_probs_cut.exp() - probs)
         grad_logits = torch.stack([grad_whole, grad_cut], dim=1).view_as(logits)  # (N, V)
-        return loss + alpha * kl.sum(), nll, grad_logits.to(logits.dtype)
+        loss = ce + alpha * kl.sum()
+        return loss, nll, grad_logits.to(logits.dtype)
 
     return compute
 
@@ -304,7 +312,7 @@ class Objective(nn.Module):
             simcut: weight of the divergence of SimCut; 0 disables it.
             guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
             compiler: compiles the training; without gradients, the model runs uncompiled.
-            used_size: number of ids without padding of the vocabulary; by default all.
+            used_size: number of ids before the padding of the vocabulary; by default all.
             src_eos_id: id whose embedding SimCut never cuts.
         """
         super().__init__()
@@ -335,8 +343,10 @@ class Objective(nn.Module):
             attention_out = {alignment_attention(self.model): None}
         outputs = []  # the decoder's output in each pass
         for pass_index in range(self.num_passes):  # each draws new dropout
-            is_cut = self.has_cut_pass and pass_index == 1
-            with cut_embeddings(self.model, self.src_eos_id) if is_cut else nullcontext():
+            cutting: AbstractContextManager[None] = nullcontext()
+            if self.has_cut_pass and pass_index == 1:
+                cutting = cut_embeddings(self.model, self.src_eos_id)
+            with cutting:
                 output = self.forward_model(
                     batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing, attention_out
                 )  # (M, D), with padding
@@ -345,10 +355,11 @@ class Objective(nn.Module):
         if len(outputs) > 1:
             # (2 N, D): rows 2i and 2i + 1 are the two passes over token i
             hidden = torch.stack(outputs, dim=1).flatten(0, 1)
+        targets = batch.tgt_out[:num_tokens].repeat_interleave(self.num_passes)
         loss, nll = smoothed_cross_entropy(
             hidden,
             self.model.output_matrix,
-            batch.tgt_out[:num_tokens].repeat_interleave(self.num_passes),
+            targets,
             smoothing=self.smoothing,
             bias=self.model.output_bias,
             softmax_loss=self.softmax_loss,

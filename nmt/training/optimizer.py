@@ -26,8 +26,9 @@ _MUON_STEP_SIZE = 0.2  # makes steps as large as AdamW's (Liu et al., 2025, sect
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Return the optimizer of the config; for Muon, also AdamW for all but the layers' matrices.
+    """Return the optimizer of the config.
 
+    For Muon, returns two: Muon for the matrices of the layers, and AdamW for all other parameters.
     The learning rate is 0; the caller sets it before each step.
 
     - Adam: Kingma and Ba (2015), algorithm 1.
@@ -225,7 +226,9 @@ class ScheduleFree(torch.optim.Optimizer):
         denominator = (mean_square / bias_correction).sqrt_().add_(group["eps"])
         direction = weight.grad / denominator
         direction.add_(weight, alpha=group["weight_decay"])
-        z_share = lr**2 / group["weight_sum"] if lr else 0.0  # share of the new z in the average x
+        z_share = 0.0  # share of the new z in the average x
+        if lr > 0:
+            z_share = lr**2 / group["weight_sum"]
         # With d = direction and c = z_share, the new values are
         # z' = z - lr * d
         # x' = (1 - c) * x + c * z'
@@ -286,7 +289,8 @@ class WeightAverage:
         self.num_updates += 1
         decay = min(self.decay, self.num_updates / (self.num_updates + 9))
         average_in_place = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        average_in_place([*self.model.parameters()], [*model.parameters()], self.num_updates)
+        averages = list(self.model.parameters())
+        average_in_place(averages, list(model.parameters()), self.num_updates)
 
     def load(self, weights: dict[str, Tensor], num_updates: int) -> None:
         """Restore an average that was `weights` after `num_updates`."""

@@ -47,7 +47,7 @@ def check_model_fits(
     Muon are not counted, nor are gradients and moments of models that are only partly trained.
     """
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    # what each device holds before sharding divides it among the devices
+    # bytes that each device needs before sharding divides the weights among the devices
     unsharded_bytes = weight_bytes
     if config.ema_decay:
         unsharded_bytes += weight_bytes
@@ -87,8 +87,8 @@ def try_largest_batches(
     max_cost = int(_MAX_COST_RATIO * max(costs, default=0))
     peaks = []
     for sampler in samplers:
-        # a batch may be smaller than max_tokens, but never smaller than its longest pair
-        max_tokens = min(sampler.max_tokens, max(sampler.max_length, max_cost))
+        largest_cost = max(max_cost, sampler.max_length)  # a batch may have only the longest pair
+        max_tokens = min(sampler.max_tokens, largest_cost)
         peaks.append(_run_largest_batches(learner, sampler.memory_test_rows(), max_tokens))
     return max(peaks)
 

@@ -356,7 +356,8 @@ class TrackerThread:
             self._wake.clear()
             is_closing = self._is_closing.is_set()
             new_text = incomplete_line + file.read()
-            *lines, incomplete_line = new_text.split(b"\n")
+            lines = new_text.split(b"\n")
+            incomplete_line = lines.pop()
             for line in lines:
                 with contextlib.suppress(ValueError):  # skip a damaged line
                     yield parse_record(line)
@@ -371,7 +372,8 @@ def close_trackers(threads: Sequence[TrackerThread], timeout_seconds: float | No
     Gives up after `timeout_seconds`, by default `CLOSE_SECONDS`, with a warning for each tracker
     that has not taken all records.
     """
-    timeout_seconds = timeout_seconds or CLOSE_SECONDS
+    if timeout_seconds is None:
+        timeout_seconds = CLOSE_SECONDS
     start_time = time.monotonic()
     for thread in threads:
         thread.start_closing()

@@ -71,9 +71,10 @@ def sentence_ends(text: str) -> Iterator[int]:
     A period before a lower-case letter, as in "e.g. this", does not end a sentence.
     """
     for match in _SENTENCE_END.finditer(text):
-        following = text[match.end() : match.end() + 1]
-        if not following.islower():
-            yield match.end()
+        end = match.end()
+        next_character = text[end : end + 1]  # "" at the end of the text
+        if not next_character.islower():
+            yield end
 
 
 def _encode_fragments(
@@ -108,7 +109,7 @@ def _divide(
         if len(fragments) > 1:
             return fragments
     mean_length = len(text) * max_tokens // num_tokens  # mean characters of `max_tokens` tokens
-    step = max(1, mean_length - 1)  # one less, so that most fragments fit
+    step = max(1, mean_length - 1)  # one less than the mean, so that most fragments fit
     max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
     positions = [0]
     for multiple in range(step, len(text), step):

@@ -115,8 +115,11 @@ class LineCounts:
 
     def add(self, counts: LineCounts) -> None:
         """Add the counts of further lines."""
-        for name, count in vars(counts).items():
-            setattr(self, name, getattr(self, name) + count)
+        self.failed += counts.failed
+        self.met_limit += counts.met_limit
+        self.too_long += counts.too_long
+        self.searched_again += counts.searched_again
+        self.lost_protected += counts.lost_protected
 
 
 def build_line_results(
@@ -140,10 +143,13 @@ def build_line_results(
         results_of_line = search_results[start:end]
         start = end
         if not segments:  # an empty line, or one that is copied
-            line_results.append(LineResult([replace(EMPTY, text=encoded.copied_texts[i])]))
+            copied_line = replace(EMPTY, text=encoded.copied_texts[i])
+            line_results.append(LineResult([copied_line]))
             continue
         num_truncated = encoded.num_truncated[i]
-        line_result = LineResult([], num_segments=len(segments), num_truncated=num_truncated)
+        line_result = LineResult(
+            translations=[], num_segments=len(segments), num_truncated=num_truncated
+        )
         reasons = [result.reason for result in results_of_line if isinstance(result, Failure)]
         if reasons:
             line_results.append(replace(line_result, error=reasons[0]))
@@ -250,9 +256,14 @@ def _join_hypotheses(
             texts.append(tokenizer.decode(without_eos))
         ids += hypothesis.tokens
         token_log_probs += hypothesis.token_log_probs
-        alignment += [start + position for position in hypothesis.alignment or []]
+        if hypothesis.alignment is not None:
+            alignment += [start + position for position in hypothesis.alignment]
     if hypotheses[-1].finished:
         del ids[-1]  # the EOS of the line
+    # like `tokens`, the alignment does not include this EOS
+    alignment_without_eos: list[int] | None = alignment[: len(ids)]
+    if hypotheses[0].alignment is None:
+        alignment_without_eos = None
     text = texts[0]  # the translation of a single segment keeps the spaces at its ends
     if len(texts) > 1:
         text = join_parts(text.strip() for text in texts)
@@ -263,8 +274,7 @@ def _join_hypotheses(
         tokens=tokenizer.pieces(ids),
         finished=all(hypothesis.finished for hypothesis in hypotheses),
         token_log_probs=token_log_probs,
-        # like `tokens`, the alignment does not include EOS
-        alignment=None if hypotheses[0].alignment is None else alignment[: len(ids)],
+        alignment=alignment_without_eos,
         searched_again=any(hypothesis.searched_again for hypothesis in hypotheses),
     )
 
@@ -287,7 +297,8 @@ def render(
     """
     lines = []
     counts = LineCounts()
-    for index, result in enumerate(results, start=window.first_line):
+    for i, result in enumerate(results):
+        index = window.first_line + i  # from 0
         if result.error is not None:
             message = "line %d could not be translated; wrote an empty line: %s"
             log.warning(message, index + 1, result.error)
@@ -298,7 +309,7 @@ def render(
             counts.too_long += 1
         if result.translations and result.translations[0].searched_again:
             counts.searched_again += 1
-        _, text = split_tag(window.lines[index - window.first_line], tags)
+        _, text = split_tag(window.lines[i], tags)
         if protect and lacks_protected(text, result.text):
             counts.lost_protected += 1
         if output_format is OutputFormat.json:
@@ -306,7 +317,8 @@ def render(
         elif n_best == 1:
             lines.append(result.text)
         else:
-            for translation in result.translations or [EMPTY]:
+            translations = result.translations if result.translations else [EMPTY]
+            for translation in translations:
                 lines.append(f"{index} ||| {_translation_to_moses(translation)}")
     return "".join(f"{line}\n" for line in lines).encode(), counts
 
@@ -334,7 +346,9 @@ def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
         record["num_left_out"] = result.num_truncated
     if result.source_tokens:
         record["source_tokens"] = result.source_tokens
-    record["hypotheses"] = [_translation_to_json(item) for item in result.translations]
+    record["hypotheses"] = [
+        _translation_to_json(translation) for translation in result.translations
+    ]
     return record
 
 

@@ -55,8 +55,8 @@ def find_weights(
     Many weights have almost the highest score, and which of them has the highest depends on the
     lines. Large weights may only fit the lengths of these references. So among the weights that are
     at most one standard error worse than the best, returns those with the smallest sum of absolute
-    values (the 1-SE rule of Breiman et al., 1984). The standard error is the one of the difference
-    of two scores.
+    values (the 1-SE rule of Breiman et al., 1984). The standard error is computed from the
+    differences between the two scores in bootstrap resamples.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
@@ -69,14 +69,15 @@ def find_weights(
         scores[weights] = scorer.score(features.choose(weights))
     coarse = max(scores, key=lambda weights: scores[weights])
     for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
-        weights = ChannelWeights(
-            reverse_weight=round(max(coarse.reverse_weight + float(reverse_step), 0.0), 2),
-            length_weight=round(coarse.length_weight + float(length_step), 2),
-        )
+        reverse_weight = max(coarse.reverse_weight + float(reverse_step), 0.0)
+        length_weight = coarse.length_weight + float(length_step)
+        weights = ChannelWeights(round(reverse_weight, 2), round(length_weight, 2))
         scores[weights] = scorer.score(features.choose(weights))
     best = max(scores, key=lambda weights: scores[weights])
     best_resampled = scorer.score_resamples(features.choose(best))
-    for weights in sorted(scores, key=lambda weights: (weights.magnitude, -scores[weights])):
+    # the smallest weights first, and among equally small ones the highest score first
+    by_magnitude = sorted(scores, key=lambda weights: (weights.magnitude, -scores[weights]))
+    for weights in by_magnitude:
         resampled = scorer.score_resamples(features.choose(weights))
         standard_error = float(np.std(best_resampled - resampled))
         if scores[best] - scores[weights] <= standard_error:
@@ -99,13 +100,14 @@ class _Features:
     """
 
     def __init__(self, candidates: Sequence[Sequence[Translation]]) -> None:
-        shape = (len(candidates), max(map(len, candidates), default=1))
+        max_candidates = max((len(translations) for translations in candidates), default=1)
+        shape = (len(candidates), max_candidates)  # (N, K)
         # -inf for a candidate that is never chosen: it is missing, or less complete than another
         self._log_probs: _Floats = np.full(shape, -np.inf)
         self._reverse_log_probs: _Floats = np.zeros(shape)
         self._lengths: _Floats = np.zeros(shape)
         for i, translations in enumerate(candidates):
-            highest_completeness = max(item.completeness for item in translations)
+            highest_completeness = max(translation.completeness for translation in translations)
             for k, translation in enumerate(translations):
                 if translation.completeness < highest_completeness:
                     continue
@@ -117,7 +119,6 @@ class _Features:
     def choose(self, weights: ChannelWeights) -> npt.NDArray[np.int64]:
         """Return the index of the best candidate of each line (N,)."""
         scores = self._log_probs + weights.reverse_weight * self._reverse_log_probs
-        choice: npt.NDArray[np.int64] = np.argmax(
-            scores + weights.length_weight * self._lengths, axis=1
-        )
+        scores += weights.length_weight * self._lengths
+        choice: npt.NDArray[np.int64] = np.argmax(scores, axis=1)
         return choice

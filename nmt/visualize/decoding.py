@@ -6,7 +6,7 @@ buttons to move through the steps. An `.svg` file plays the steps with CSS alone
 moves in a README.
 """
 
-# S source tokens with EOS, T target tokens with EOS, D d_model, L layers, H heads
+# S source tokens with EOS, T target tokens with EOS, D d_model, H heads
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def search_and_draw(translator: Translator, line: str, beam_size: int | None) ->
     assert model is not None  # record_search refuses ensembles
     tokenizers = translator.tokenizer
     [src_ids] = encode_sources(tokenizers.src, [line], translator.common_tags)
-    tgt_ids = [id for id in hypotheses[0].tokens if id != tokenizers.tgt.eos_id]
+    tgt_ids = [token for token in hypotheses[0].tokens if token != tokenizers.tgt.eos_id]
     pair = pair_attention(translator.backend, tokenizers, src_ids, tgt_ids)
     cross_attention = pair.cross[alignment_layer(len(pair.cross))]  # (H, T, S)
     return draw_decoding(
@@ -220,8 +220,8 @@ def _draw_source(
 ) -> None:
     """Draw the source tokens, their vectors, and the attention of each step to them."""
     drawing.add_title("Source: output of the encoder, and attention of each output token")
-    cells = memory[:, :_NUM_DIMENSIONS]  # (S, C)
-    largest = float(cells.abs().max())
+    vectors = memory[:, :_NUM_DIMENSIONS]  # (S, up to _NUM_DIMENSIONS)
+    largest = float(vectors.abs().max())
     x = float(_MARGIN)
     y = drawing.height
     for i, piece in enumerate(src_pieces):
@@ -239,7 +239,7 @@ def _draw_source(
                 is_brief=True,
             )
             drawing.elements.append(attention_box)
-        values = (cells[i] / largest).tolist()  # from -1 to 1
+        values = (vectors[i] / largest).tolist()  # from -1 to 1
         for j, value in enumerate(values):
             cell = Element(
                 x=x,
@@ -251,7 +251,7 @@ def _draw_source(
             )
             drawing.elements.append(cell)
         x += width + _BOX_GAP
-    drawing.height += _BOX_HEIGHT + _CELLS_GAP + _CELL_HEIGHT * cells.size(1)
+    drawing.height += _BOX_HEIGHT + _CELLS_GAP + _CELL_HEIGHT * vectors.size(1)
 
 
 def _draw_tree(
@@ -277,10 +277,11 @@ def _draw_tree(
             _draw_branch(drawing, layout, node, css_class)
         drawing.add_box(x, y, text, css_class, first_step=step)
         if node in results:
+            hypothesis = hypotheses[results.index(node)]
             drawing.add_text(
                 x + box_width(text) + _SCORE_GAP,
                 y + _BOX_BASELINE,
-                f"score {hypotheses[results.index(node)].score:.2f}",
+                f"score {hypothesis.score:.2f}",
                 first_step=step,
                 css_class="small",
             )
@@ -330,7 +331,8 @@ def _draw_likeliest(
             drawing.elements.append(bar)
             [piece] = tokenizer.pieces([candidate])
             if len(piece) > _MAX_PIECE_LENGTH:
-                piece = f"{piece[: _MAX_PIECE_LENGTH - 1]}…"
+                first_characters = piece[: _MAX_PIECE_LENGTH - 1]  # one less for the ellipsis
+                piece = f"{first_characters}…"
             css_class = "bold" if candidate == token else ""
             text = f"{piece} {probability:.0%}"
             drawing.add_text(

@@ -127,7 +127,8 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     num_legend_lines = 0
     if len(groups) > 1:
         num_legend_columns, num_legend_lines = _legend_size(group_names)
-    figure = style.figure(12, 6.5 + _TEXT_LINE_INCHES * (num_legend_lines + title.count("\n")))
+    num_text_lines = num_legend_lines + title.count("\n")
+    figure = style.figure(12, 6.5 + _TEXT_LINE_INCHES * num_text_lines)
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
         _draw_chart(axes, style, chart, groups, group_names)
@@ -229,10 +230,10 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     length_axes.set_ylabel("pairs")
     length_axes.grid()
     length_axes.legend()
-    dropped = sorted(train["dropped"].items(), key=lambda item: item[1])
-    reasons = [reason for reason, _ in dropped]
-    counts = [count for _, count in dropped] + [train["kept"]]
-    colors = [style.colors[1]] * len(dropped) + [style.colors[0]]
+    dropped = train["dropped"]  # the number of dropped pairs by reason
+    reasons = sorted(dropped, key=dropped.get)  # the most frequent one last
+    counts = [dropped[reason] for reason in reasons] + [train["kept"]]
+    colors = [style.colors[1]] * len(reasons) + [style.colors[0]]
     bars = pair_axes.barh([*reasons, "kept"], counts, color=colors)
     pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")

@@ -87,8 +87,8 @@ def record_search(
     tags = translator.common_tags
     record = SearchRecord()
     request = SearchRequest(
-        encode_sources(tokenizers.src, [line], tags),
-        translator.search_config(beam_size=beam_size),
+        sources=encode_sources(tokenizers.src, [line], tags),
+        config=translator.search_config(beam_size=beam_size),
         prefixes=[encode_tag(tokenizers.tgt, tags.tgt)],
         constraints=[record],
     )
@@ -122,6 +122,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     figure = style.figure(width, sum(panel_heights) + 0.4 * len(rows))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
     for i, (start, row) in enumerate(rows.items()):
+        # each row has a panel with its tree, and below it a panel with its table of words
         tree_axes = panels[2 * i]
         word_axes = panels[2 * i + 1]
         end = start + steps_per_row
@@ -214,7 +215,8 @@ def _draw_tree(
     for result in results:
         for length in range(len(result) + 1):
             result_paths.add(result[:length])
-    parents = {node[:-1] for node in (*record.log_probs, *results) if node}
+    all_nodes = [*record.log_probs, *results]
+    parents = {node[:-1] for node in all_nodes if node}
     for node, (x, y) in layout.items():
         is_best = node == best[: len(node)]
         if is_best:
@@ -225,6 +227,7 @@ def _draw_tree(
             color = style.muted_color
         if node and node[:-1] in layout:
             parent_x, parent_y = layout[node[:-1]]
+            # horizontal, then a steep line between the two heights, then horizontal to the node
             xs = [parent_x, parent_x + 0.5, parent_x + 0.6, x]
             ys = [parent_y, parent_y, y, y]
             if is_best:
@@ -268,7 +271,9 @@ def _draw_words(
         return
     probabilities = np.zeros((_NUM_LIKELIEST, len(best_tokens) - start))
     for step in range(start, len(best_tokens)):
-        for rank, (token, probability) in enumerate(record.likeliest[tuple(best_tokens[:step])]):
+        previous_tokens = tuple(best_tokens[:step])
+        likeliest = record.likeliest[previous_tokens]
+        for rank, (token, probability) in enumerate(likeliest):
             probabilities[rank, step - start] = probability
             [piece] = tokenizer.pieces([token])
             word = piece.translate(style.add_fonts_for([piece]))
