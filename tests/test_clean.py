@@ -100,7 +100,7 @@ def assert_same(
 ) -> None:
     pairs: list[tuple[int, str, str]] = []
     for chunk in chunks:
-        pairs += zip(chunk.lines.tolist(), chunk.src, chunk.tgt, strict=True)
+        pairs += zip(chunk.line_numbers.tolist(), chunk.src, chunk.tgt, strict=True)
     assert pairs == result.pairs
     assert (counts.read, counts.kept) == (num_read, len(pairs))
     assert counts.dropped == dict(result.dropped)
@@ -145,9 +145,9 @@ def assert_cleaned_line_by_line(
         expected = slow_clean(lines, read, config, held_out=held_out)
         assert_same([cleaned], cleaned.counts, expected, 60)
         if held_out:
-            assert cleaned.lines.tolist() == list(range(1, 61))
+            assert cleaned.line_numbers.tolist() == list(range(1, 61))
         for texts in (cleaned.src, cleaned.tgt):
-            for line, text in zip(cleaned.lines, texts, strict=True):
+            for line, text in zip(cleaned.line_numbers, texts, strict=True):
                 assert set(re.findall(r"#(\d+)#", text)) <= {str(line)}
                 assert len((text + "x").splitlines()) == 1
                 text.encode("utf-8")
@@ -212,7 +212,7 @@ def test_a_malformed_line_is_an_error_or_is_dropped() -> None:
         with pytest.raises(DataError, match=expected):
             clean_and_filter(chunk, settings(InvalidLinePolicy.error))
         cleaned = clean_and_filter(chunk, settings(InvalidLinePolicy.drop))
-        assert (cleaned.lines.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"]), problem
+        assert (cleaned.line_numbers.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"]), problem
         held_out = clean_and_filter(chunk, settings(InvalidLinePolicy.drop), held_out=True)
         assert held_out.tgt[::2] == ["b", "b"], problem
 

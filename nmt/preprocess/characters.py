@@ -235,7 +235,8 @@ def _uncovered_codes(codes: Iterable[int], tokenizer: Tokenizer) -> list[int]:
 
 def _most_frequent(counts: Counter[int], codes: Iterable[int]) -> list[int]:
     """Return the most frequent of the code points, for a list of the report."""
-    return sorted(codes, key=lambda code: (-counts[code], code))[:_NUM_LISTED]
+    by_count = sorted(codes, key=lambda code: (-counts[code], code))  # the most frequent first
+    return by_count[:_NUM_LISTED]
 
 
 def _describe_character(code: int, counts: Counter[int]) -> dict[str, Any]:

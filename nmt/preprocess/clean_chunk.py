@@ -98,7 +98,7 @@ class CleanChunk:
     alignments: list[str] | None = None  # the links of each pair, such as 0-0 1-2, if given
 
     @property
-    def lines(self) -> Rows:
+    def line_numbers(self) -> Rows:
         """The line number of each pair in its file (N,), from 1."""
         return self.kept_rows + self.raw_chunk.first_line
 

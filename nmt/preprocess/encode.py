@@ -268,7 +268,7 @@ class DocumentContext:
         text_lengths = lengths - self._tag_lengths  # (N, 2)
         lengths_with_separator = text_lengths + [len(ids) for ids in self._separator_ids]
         self._starts: list[int] = []  # index of the first pair of each pair's context
-        line_numbers = chunk.lines.tolist()
+        line_numbers = chunk.line_numbers.tolist()
         for i, line_number in enumerate(line_numbers):
             start = i
             total_lengths = lengths[i] + 1  # (2,), 1 for EOS

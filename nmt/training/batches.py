@@ -1,6 +1,6 @@
 """Pack sentence pairs into micro-batches: flat sequences of tokens without padding in between."""
 
-# B sentence pairs, N source tokens, M target tokens; lengths count EOS
+# B sentence pairs, N source tokens, M target tokens, L links of an alignment; lengths count EOS
 
 from __future__ import annotations
 

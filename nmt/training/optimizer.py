@@ -38,7 +38,7 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
       weight.
     - Schedule-free: see `ScheduleFree`; biases and norms do not decay.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     adam_settings: dict[str, Any] = {
         "lr": 0.0,
         "betas": (config.beta1, config.beta2),
@@ -46,13 +46,13 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
         "fused": True,  # one kernel for all parameters
     }
     if config.name is Optimizer.adam:
-        return [torch.optim.Adam(trained.values(), **adam_settings)]
+        return [torch.optim.Adam(parameters.values(), **adam_settings)]
     optimizers: list[torch.optim.Optimizer] = []
     if config.name is Optimizer.muon:
-        matrices = {name: p for name, p in trained.items() if _is_layer_matrix(name, p)}
-        trained = {name: p for name, p in trained.items() if name not in matrices}
+        matrices = {name: p for name, p in parameters.items() if _is_layer_matrix(name, p)}
+        parameters = {name: p for name, p in parameters.items() if name not in matrices}
         optimizers.append(_make_muon(model, list(matrices.values()), config))
-    groups = _decay_groups(list(trained.values()), config.weight_decay)
+    groups = _decay_groups(list(parameters.values()), config.weight_decay)
     if config.name is Optimizer.adafactor:
         return [torch.optim.Adafactor(groups, lr=0.0)]
     if config.name is Optimizer.schedule_free:

@@ -234,10 +234,11 @@ class TargetCache(Protocol):
     def needs_compaction(self, num_positions: int) -> bool:
         """Return whether to call `compact`. No hypothesis has more than `num_positions` tokens."""
 
-    def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
-        """Keep only the sentences `live` (B',) of `grid`.
+    def compact(self, live_sentences: Tensor, row_sentences: Tensor, grid: BeamGrid) -> None:
+        """Drop the finished sentences of `grid`.
 
-        `sentences` (R,) has the new index of the sentence of each row.
+        `live_sentences` (B',) has the indices of the other sentences, and `row_sentences` (R,) the
+        new index of the sentence of each row.
         """
 
     def add_sentences(self, count: int, grid: BeamGrid) -> None:
@@ -341,19 +342,20 @@ class AttentionCache:
         max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, num_positions)
         return self.attention_mask.size(1) > max_columns
 
-    def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
+    def compact(self, live_sentences: Tensor, row_sentences: Tensor, grid: BeamGrid) -> None:
         """Also drop the columns that no hypothesis attends to; see `TargetCache.compact`."""
-        is_used = grid.rows_to_grid(self.attention_mask).any(dim=1)[live]  # (B', C)
+        is_used = grid.rows_to_grid(self.attention_mask).any(dim=1)  # (B, C)
+        is_used = is_used[live_sentences]  # (B', C)
         num_columns = int(is_used.sum(dim=1).max())
         # True sorts before False, so the used columns of each sentence come first, in their order
         order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)
         columns = order[:, :num_columns]
         self._num_compact_columns = num_columns
-        self.attention_mask = self.attention_mask.gather(1, columns[sentences])  # (R, C')
+        self.attention_mask = self.attention_mask.gather(1, columns[row_sentences])  # (R, C')
         # spare capacity for the steps until the next compaction
         num_spare = num_columns // 2 + MIN_WIDTH + grid.shape[1]
         columns = to_device(F.pad(columns, (0, num_spare)), self._device)
-        self.keys_values.compact(to_device(live, self._device), columns, num_columns)
+        self.keys_values.compact(to_device(live_sentences, self._device), columns, num_columns)
 
     def add_sentences(self, count: int, grid: BeamGrid) -> None:
         """See `TargetCache.add_sentences`."""
@@ -397,7 +399,7 @@ class RecurrentCache:
         """Return False: there are no unused states."""
         return False
 
-    def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
+    def compact(self, live_sentences: Tensor, row_sentences: Tensor, grid: BeamGrid) -> None:
         """Do nothing: finished sentences have no rows any more, see `reorder`."""
 
     def add_sentences(self, count: int, grid: BeamGrid) -> None:
