@@ -28,8 +28,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-# If a batch is cut between two ranks, each slice costs at least this fraction of the total cost of
-# a rank in the update.
+# A batch may be cut between two ranks. Each slice has at least this fraction of the cost of a rank
+# in the update.
 _MIN_SLICE_FRACTION = 1 / 8
 
 
@@ -68,7 +68,10 @@ class TokenBatchSampler:
         world_size: int = 1,
     ) -> None:
         self.lengths = lengths
-        self.mix = mix or make_mix([CorpusRange("", 0, len(lengths), 1.0)], {})
+        if mix is None:
+            all_pairs = CorpusRange(name="", start=0, num_pairs=len(lengths), weight=1.0)
+            mix = make_mix([all_pairs], {})
+        self.mix = mix
         self._longest_rows = [
             _find_longest_row(lengths, corpus) for corpus in self.mix.drawn_corpora
         ]
@@ -95,21 +98,22 @@ class TokenBatchSampler:
         return EpochPlan(self, epoch)
 
     def memory_test_rows(self) -> Rows:
-        """Return the rows of up to about 5 million pairs, with the longest pair of each corpus.
+        """Return the rows of a sample of pairs, whose largest batch shows whether training fits.
 
-        The largest batch of this sample shows whether training fits into memory.
+        The sample has up to about 5 million pairs, and among them the longest of each corpus.
         """
         return np.union1d(self.mix.sample_rows(_POOL_PAIRS), self._longest_rows)
 
     def count_pools(self, epoch: int) -> int:
         """Return the number of pools in which an epoch is planned."""
-        return math.ceil(sum(self.mix.count_pairs(epoch)) / _POOL_PAIRS)
+        num_pairs = sum(self.mix.count_pairs(epoch))
+        return math.ceil(num_pairs / _POOL_PAIRS)
 
     def pool_starts(self, epoch: int) -> list[int]:
         """Return the index of the first update of each pool, followed by the number of updates.
 
-        The updates of a single pool are counted by planning it. Several pools are not planned here:
-        each has the same share of every corpus, so that each gets the same number of updates.
+        Plans a single pool to count its updates. Does not plan several pools, but divides the
+        expected number of updates evenly, since each pool has the same share of every corpus.
         """
         num_pools = self.count_pools(epoch)
         if num_pools == 1:
@@ -144,11 +148,11 @@ class TokenBatchSampler:
         num_pools = self.count_pools(epoch)
         rng = np.random.default_rng((self.seed, epoch, pool_index))
         rows = self.mix.draw_rows(self.seed, epoch, pool_index, num_pools)
-        # in each epoch, pairs of equal length are in batches with other pairs
+        # pairs of equal length stay in this order, so that each epoch has other batches
         rows = rng.permutation(rows)
         batches = bucket_by_length(self.lengths, self.max_tokens, rows)
         fixed_num_updates = None
-        if num_pools > 1:  # `pool_starts` has decided the number before any pool was planned
+        if num_pools > 1:  # `pool_starts` has fixed the number of updates
             starts = self.pool_starts(epoch)
             fixed_num_updates = starts[pool_index + 1] - starts[pool_index]
             batches = _split_batches(batches, fixed_num_updates)
@@ -179,10 +183,10 @@ class TokenBatchSampler:
         if self.world_size == 1:
             return batches
         costs = [batch_cost(self.lengths[rows]) for rows in batches]
-        # the start of each batch, followed by the end of the last one: on the axis, and in rows
-        # counted over all batches
-        cost_starts = np.cumsum([0, *costs])
-        row_starts = np.cumsum([0, *map(len, batches)])
+        sizes = [len(rows) for rows in batches]
+        # starts of all batches, and the end of the last one
+        cost_starts = np.cumsum([0, *costs])  # on the axis
+        row_starts = np.cumsum([0, *sizes])  # in rows, counted over all batches
         cost_per_rank = cost_starts[-1] / self.world_size
         min_slice_cost = cost_per_rank * _MIN_SLICE_FRACTION
 
@@ -191,9 +195,9 @@ class TokenBatchSampler:
             if rank == self.world_size:
                 return int(row_starts[-1])
             cut = rank * cost_per_rank
-            # the number of batches that start at or before the cut; the last of them is cut
+            # the number of batches that start at or before the cut
             num_started = int(np.searchsorted(cost_starts, cut, side="right"))
-            i = min(num_started, len(batches)) - 1
+            i = min(num_started, len(batches)) - 1  # the last of them, which is cut
             cost_before_cut = cut - cost_starts[i]
             if cost_before_cut < min_slice_cost:
                 return int(row_starts[i])
@@ -206,7 +210,7 @@ class TokenBatchSampler:
         end = find_first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
-            # counted from the start of the batch
+            # the part of the batch between `start` and `end`, counted from the start of the batch
             slice_start = max(start - row_start, 0)
             slice_end = min(end - row_start, len(rows))
             if slice_start < slice_end:
@@ -228,13 +232,13 @@ class EpochPlan(Sequence[UpdatePlan]):
 
     def __getitem__(self, index: int) -> UpdatePlan:  # type: ignore[override]  # no slices
         index = range(len(self))[index]  # negative indices count from the end
-        pool_index = bisect_right(self._pool_starts, index) - 1
+        pool_index = bisect_right(self._pool_starts, index) - 1  # the last that starts before
         updates = self._sampler.get_pool_updates(self._epoch, pool_index)
         return updates[index - self._pool_starts[pool_index]]
 
     def pool_of(self, index: int) -> list[UpdatePlan]:
         """Return all updates of the pool that contains update `index`."""
-        pool_index = bisect_right(self._pool_starts, index) - 1
+        pool_index = bisect_right(self._pool_starts, index) - 1  # as in `__getitem__`
         return self._sampler.get_pool_updates(self._epoch, pool_index)
 
 
@@ -264,9 +268,11 @@ def _group_batches(token_counts: Ints, tokens_per_update: int) -> list[int]:
     update, followed by the number of batches.
     """
     num_batches = len(token_counts)
-    num_updates = max(1, round(int(token_counts.sum()) / tokens_per_update))
-    cuts = _cut_evenly(token_counts, min(num_updates, num_batches))
-    # `union1d` removes duplicates, which would give updates without batches.
+    num_tokens = int(token_counts.sum())
+    num_updates = max(1, round(num_tokens / tokens_per_update))
+    num_updates = min(num_updates, num_batches)
+    cuts = _cut_evenly(token_counts, num_updates)
+    # `union1d` removes duplicates, which would give updates without batches
     bounds: list[int] = np.union1d(cuts, [0, num_batches]).tolist()
     return bounds
 
@@ -295,7 +301,7 @@ def _cut_evenly(token_counts: Ints, num_updates: int) -> Ints:
     Divides the tokens into equal intervals, one per update. A batch belongs to the update whose
     interval contains the middle of the batch.
     """
-    middles = np.cumsum(token_counts) - token_counts / 2
+    middles = np.cumsum(token_counts) - token_counts / 2  # counted in tokens, as `update_ends`
     update_ends = token_counts.sum() * np.arange(1, num_updates) / num_updates
     cuts: Ints = np.searchsorted(middles, update_ends)
     return cuts

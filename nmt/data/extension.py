@@ -83,8 +83,9 @@ def extend_tokenizers(
     src_pieces = src.new_pieces
     tgt_pieces = tgt.new_pieces
     if tokenizers.shares_vocabulary:
-        src_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))  # without duplicates
-        tgt_pieces = src_pieces
+        joint_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))  # without duplicates
+        src_pieces = joint_pieces
+        tgt_pieces = joint_pieces
     return TokenizerPair(
         src=_extend_mapped(tokenizers.src, src.model, src_pieces, multiple),
         tgt=_extend_mapped(tokenizers.tgt, tgt.model, tgt_pieces, multiple),
@@ -98,7 +99,7 @@ def _extend_mapped(
     """Append pieces to the vocabulary of an imported model, and unused ids up to a multiple."""
     assert tokenizer.vocabulary is not None
     pieces = [*tokenizer.vocabulary.pieces, *new_pieces]
-    num_unused = -len(pieces) % multiple
+    num_unused = -len(pieces) % multiple  # up to the next multiple
     size = len(pieces) + num_unused
     pieces += [unused_piece(token) for token in range(len(pieces), size)]
     vocabulary: Vocabulary = replace(tokenizer.vocabulary, pieces=pieces)
@@ -110,15 +111,16 @@ class _Extension:
 
     Attributes:
         model: content of the model file.
-        new_pieces: pieces to append to the vocabulary. Some are not in the model: language pieces
-            of M2M100 and NLLB, and tags of OPUS-MT.
+        new_pieces: pieces to append to the vocabulary. Language pieces of M2M100 and NLLB, and tags
+            of OPUS-MT, are only in the vocabulary, not in the model.
     """
 
     def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
         self._vocabulary = set(tokenizer.all_pieces())
         distinct_symbols = dict.fromkeys(symbols)
         self.new_pieces = [symbol for symbol in distinct_symbols if symbol not in self._vocabulary]
-        self.model = append_symbols(tokenizer.model, symbols_missing_in_model(tokenizer, symbols))
+        missing_symbols = symbols_missing_in_model(tokenizer, symbols)
+        self.model = append_symbols(tokenizer.model, missing_symbols)
         self._vocabulary.update(self.new_pieces)
 
     def learn(self, sentences: Iterable[str], config: TokenizerConfig) -> None:
@@ -137,7 +139,8 @@ class _Extension:
             characters = characters[: config.extend]
             self._append_characters(characters)
             max_merges = config.extend - len(characters)
-            self._append_joined(_learn_merges(self._split_words(words), max_merges))
+            sequences = self._split_words(words)
+            self._append_joined(_learn_merges(sequences, max_merges))
         log.info(
             "the tokenizer grows by %d symbols and tags, and %d pieces of the text",
             num_symbols,
@@ -147,17 +150,18 @@ class _Extension:
     def _count_words(self, sentences: Iterable[str]) -> Counter[str]:
         """Count the words of normalized sentences, each with ▁ for the space before or after it."""
         has_space_after = read_proto(self.model).trainer_spec.treat_whitespace_as_suffix
-        word = re.compile("[^▁]+▁*" if has_space_after else "▁*[^▁]+")
+        word_pattern = re.compile("[^▁]+▁*" if has_space_after else "▁*[^▁]+")
         processor = open_model(self.model)
         words: Counter[str] = Counter()
         for sentence in sentences:
-            words.update(word.findall(processor.normalize(sentence)))
+            normalized = processor.normalize(sentence)
+            words.update(word_pattern.findall(normalized))
         return words
 
     def _find_new_characters(self, words: Counter[str], coverage: float) -> list[str]:
         """Return the characters that are no pieces, the most frequent first.
 
-        Leaves out the rarest characters, which together are at most a share of 1 - `coverage` of
+        Leaves out the rarest of them, which together make up at most a share of 1 - `coverage` of
         the text.
         """
         characters: Counter[str] = Counter()
@@ -177,15 +181,16 @@ class _Extension:
     def _append_characters(self, characters: Sequence[str]) -> None:
         """Append each character as a piece, with the score of an unknown character."""
         proto = read_proto(self.model)
-        score = min(_normal_scores(proto).values()) - _UNKNOWN_PENALTY
+        lowest = min(_normal_scores(proto).values())
+        unknown_score = lowest - _UNKNOWN_PENALTY
         model_pieces = {piece.piece for piece in proto.pieces}
         is_bpe = proto.trainer_spec.model_type == _BPE
         for i, character in enumerate(characters):
             if character not in model_pieces:
-                piece_score = score
+                score = unknown_score
                 if is_bpe:  # pieces of BPE need different scores
-                    piece_score = score - i
-                self.model += serialize_piece(character, _Piece.NORMAL, piece_score)
+                    score -= i
+                self.model += serialize_piece(character, _Piece.NORMAL, score)
         self._add_to_vocabulary(characters)
 
     def _append_joined(self, joined_pieces: Sequence[Sequence[str]]) -> None:
@@ -219,14 +224,19 @@ class _Extension:
         Symbols, bytes and unknown pieces end a sequence.
         """
         processor = _open_for_pieces(self.model)
-        joinable_pieces = _normal_scores(read_proto(self.model)).keys() & self._vocabulary
+        normal_pieces = set(_normal_scores(read_proto(self.model)))
+        joinable_pieces = normal_pieces & self._vocabulary
         sequences: Counter[tuple[str, ...]] = Counter()
         for word, count in words.items():
-            segmentation = processor.encode(word, out_type=str)
-            groups = itertools.groupby(segmentation, lambda piece: piece in joinable_pieces)
-            for is_joinable, sequence in groups:
-                if is_joinable:
+            sequence: list[str] = []
+            for piece in processor.encode(word, out_type=str):
+                if piece in joinable_pieces:
+                    sequence.append(piece)
+                elif sequence:
                     sequences[tuple(sequence)] += count
+                    sequence = []
+            if sequence:
+                sequences[tuple(sequence)] += count
         return sequences
 
 
@@ -236,7 +246,10 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
     Returns the list of the pieces that each merge joins. SentencePiece learns the merges from words
     in which each piece is replaced by its code.
     """
-    pieces = sorted(set(itertools.chain.from_iterable(sequences)))
+    distinct_pieces: set[str] = set()
+    for sequence in sequences:
+        distinct_pieces.update(sequence)
+    pieces = sorted(distinct_pieces)
     if not pieces or limit == 0:
         return []
     codes = {piece: chr(_FIRST_CODE + i) for i, piece in enumerate(pieces)}
@@ -247,14 +260,17 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
         word_counts[word] = count
     num_initial_pieces = len(pieces) + 1  # 1 for the unknown piece
     processor = _train_bpe(word_counts, vocab_size=num_initial_pieces + limit)
-    learned_pieces = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
-    # each merge is the text of its codes; pieces of a single code are no merges
-    merges = [learned for learned in learned_pieces if len(learned) > 1]
-    learned_counts: Counter[str] = Counter()  # occurrences in the segmented words
+    # pieces of the trained model are texts of codes; a single code is no merge
+    merges = []
+    for i in range(1, processor.vocab_size()):  # without the unknown piece
+        coded_piece = processor.id_to_piece(i)
+        if len(coded_piece) > 1:
+            merges.append(coded_piece)
+    coded_counts: Counter[str] = Counter()  # occurrences in the segmented words
     for word, count in word_counts.items():
-        for learned in processor.encode(word, out_type=str):
-            learned_counts[learned] += count
-    while merges and learned_counts[merges[-1]] < _MIN_COUNT:  # the last merges are the rarest
+        for coded_piece in processor.encode(word, out_type=str):
+            coded_counts[coded_piece] += count
+    while merges and coded_counts[merges[-1]] < _MIN_COUNT:  # the last merges are the rarest
         merges.pop()
     joined_pieces = []
     for merge in merges:
@@ -266,9 +282,10 @@ def _train_bpe(
     word_counts: dict[str, int], *, vocab_size: int
 ) -> sentencepiece.SentencePieceProcessor:
     """Train a BPE model of at most `vocab_size` pieces on words, given with their counts."""
+    tsv_lines = (f"{word}\t{count}" for word, count in word_counts.items())
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(f"{word}\t{count}" for word, count in word_counts.items()),
+        sentence_iterator=tsv_lines,
         model_writer=model,
         input_format="tsv",
         model_type="bpe",

@@ -4,8 +4,8 @@ A link joins a source token and a target token of the same pair. The model estim
 source id) for all ids that are linked in the training pairs.
 """
 
-# To estimate: N links, U distinct links (source id, target id), M target tokens of all pairs
-# To align: B pairs, S source tokens, T target tokens, P distinct pairs of ids, L best links
+# Estimation: N links, U distinct links (source id, target id), M target tokens of all pairs
+# Alignment: B pairs, S source tokens, T target tokens, P distinct pairs of ids, L best links
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Links(NamedTuple):
     """All possible links of pairs. The links of a target token are consecutive."""
 
-    src: Array  # (N,), source ids; among them is the null id, once for each target token
+    src: Array  # (N,), source ids; each target token also has a link to the null id
     tgt: Array  # (N,), target ids
     links_per_tgt: Array  # (M,), the number of links of each target token
 
@@ -44,7 +44,7 @@ class Translations(NamedTuple):
 
 
 def draw_pairs(pairs: Pairs) -> list[tuple[Ids, Ids]]:
-    """Return pairs drawn at random, until they have `MAX_LINKS`. Draws no pair twice."""
+    """Draw pairs at random, each at most once, until they have `MAX_LINKS` links."""
     sampled: list[tuple[Ids, Ids]] = []
     num_links = 0
     for src_ids, tgt_ids in shuffle_pairs(pairs):
@@ -61,12 +61,14 @@ def make_links(pairs: Iterable[tuple[Ids, Ids]], null_id: int) -> Links:
     tgt = []
     links_per_tgt = []
     for src_ids, tgt_ids in pairs:
-        src_with_null = np.append(src_ids, null_id).astype(np.int64)
-        num_src = len(src_with_null)
-        # the first target token with all source tokens, then the second one with all, ...
-        src.append(np.tile(src_with_null, len(tgt_ids)))
-        tgt.append(np.repeat(np.asarray(tgt_ids, dtype=np.int64), num_src))
-        links_per_tgt.append(np.full(len(tgt_ids), num_src))
+        src_array = np.append(src_ids, null_id).astype(np.int64)
+        tgt_array = np.asarray(tgt_ids, dtype=np.int64)
+        num_src = len(src_array)
+        num_tgt = len(tgt_array)
+        # the links of the first target token with all source tokens, then of the second one, ...
+        src.append(np.tile(src_array, num_tgt))
+        tgt.append(np.repeat(tgt_array, num_src))
+        links_per_tgt.append(np.full(num_tgt, num_src))
     return Links(np.concatenate(src), np.concatenate(tgt), np.concatenate(links_per_tgt))
 
 
@@ -111,13 +113,13 @@ class WordAligner:
         reversed_links = make_links(reversed_pairs, null_id=tgt_vocab_size)
         backward = estimate_translations(reversed_links, tgt_vocab_size + 1, src_vocab_size)
         self._num_tgt = tgt_vocab_size
-        # In both directions, the links to the null id come last, since it is the highest id. Before
-        # them are U links, the same in both directions: `forward` sorts them by source id,
-        # `backward` by target id, since its sources are our targets.
+        # The null id is the highest id, so its links come last. Both directions have the same U
+        # links before them, but in another order: `forward` is sorted by source id, and `backward`
+        # by target id.
         num_links = int(np.searchsorted(forward.src, src_vocab_size))  # U
         forward_keys = forward.src * tgt_vocab_size + forward.tgt  # a number for each pair of ids
         backward_keys = backward.tgt * tgt_vocab_size + backward.src
-        order = np.argsort(backward_keys[:num_links])  # sorts them as in `forward`
+        order = np.argsort(backward_keys[:num_links])  # the order of `forward`
         self._keys = forward_keys[:num_links]  # (U,), ascending
         self._tgt_probs = forward.probs[:num_links]  # (U,), p(target id | source id)
         self._src_probs = backward.probs[:num_links][order]  # (U,), p(source id | target id)
@@ -154,11 +156,12 @@ class WordAligner:
         tgt_row = tgt[:, None, :]  # (B, 1, T)
         is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
         keys = src_column * self._num_tgt + tgt_row  # (B, S, T)
-        # Searching takes most of the time. For sorted and distinct keys, it reads less memory.
+        # The search for keys takes most of the time. It is faster if they are sorted and distinct.
         # `distinct_indices` has the index of each of `keys[is_pair]` among the P distinct keys.
         pair_keys, distinct_indices = np.unique(keys[is_pair], return_inverse=True)
-        # (P,): the index of each key in `_keys`, or any index if `_keys` lacks it
-        key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
+        # (P,): the index of each key in `_keys`, or another index if `_keys` lacks the key
+        key_indices = np.searchsorted(self._keys, pair_keys)
+        key_indices = key_indices.clip(max=len(self._keys) - 1)
         is_known = self._keys[key_indices] == pair_keys  # (P,)
         distinct_tgt_probs = np.where(is_known, self._tgt_probs[key_indices], 0.0)  # (P,)
         distinct_src_probs = np.where(is_known, self._src_probs[key_indices], 0.0)  # (P,)
@@ -219,13 +222,18 @@ def _divide_pairs(pairs: Sequence[tuple[Ids, Ids]]) -> list[list[int]]:
     groups: list[list[int]] = []
     max_src = 0  # lengths of the longest sides of the last group
     max_tgt = 0
-    for index in sorted(range(len(pairs)), key=lambda i: len(pairs[i][0])):
+    src_lengths = [len(src_ids) for src_ids, _ in pairs]
+    for index in np.argsort(src_lengths, kind="stable").tolist():
         src_ids, tgt_ids = pairs[index]
         if len(src_ids) == 0 or len(tgt_ids) == 0:
             continue
         max_src = max(max_src, len(src_ids))
         max_tgt = max(max_tgt, len(tgt_ids))
-        if groups and (len(groups[-1]) + 1) * max_src * max_tgt <= _MAX_CELLS:
+        fits_in_group = False
+        if groups:
+            num_pairs = len(groups[-1]) + 1
+            fits_in_group = num_pairs * max_src * max_tgt <= _MAX_CELLS
+        if fits_in_group:
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -253,12 +261,13 @@ def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> A
     If the null id is better than all positions, none is marked. The shape of the arguments is (B,
     S, T), except that `null_probs` has size 1 along `axis`.
     """
-    # the last cumulative sum: `sum` would add in an order that depends on the padding, and would
-    # round differently
+    # With `sum`, the order of additions, and so the rounding, would depend on the padding. The last
+    # cumulative sum does not.
     cumulative = np.cumsum(prior, axis)
     totals = np.take(cumulative, [-1], axis)  # size 1 along `axis`
-    totals[totals == 0] = 1.0  # rows of padding
-    scores = probs * prior * ((1 - _NULL_PROB) / totals)
+    totals[totals == 0] = 1.0  # for padding
+    prior_factors = (1 - _NULL_PROB) / totals  # the normalized prior of all links is 1 - _NULL_PROB
+    scores = probs * prior * prior_factors
     highest = scores.max(axis, keepdims=True)
     has_link = (highest > 0) & (highest >= _NULL_PROB * null_probs)  # size 1 along `axis`
     best_positions = scores.argmax(axis, keepdims=True)  # size 1 along `axis`
