@@ -5,8 +5,8 @@ symbols, so that every engine can translate it:
 
     The__source__ dog__target__ Hund__done__ runs.
 
-The space before a word is between the symbol and the word. SentencePiece therefore divides the
-word into the same pieces as without a hint. `nmt.data.terminology` adds hints to training pairs.
+The space before a word comes after the symbol. SentencePiece therefore divides the word into the
+same pieces as without a hint. `nmt.data.terminology` adds hints to training pairs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class Term(NamedTuple):
 
 def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
     """Raise a `ConfigError` that names `setting` unless the tokenizer can read hints."""
-    # here, since it imports protobuf, which would slow down the start of every translation
+    # imported only here, since it imports protobuf, which takes time
     from nmt.data.vocabulary import has_word_pieces, user_symbols
 
     if has_word_pieces(tokenizer.model):  # it would not separate the symbols from words
         raise ConfigError(f"{setting} needs a vocabulary of tokenizer.type=bpe or unigram")
-    if not {SOURCE, TARGET, DONE} <= set(user_symbols(tokenizer.model)):
+    symbols = set(user_symbols(tokenizer.model))
+    if not symbols.issuperset([SOURCE, TARGET, DONE]):
         raise ConfigError(
             f"{setting} needs a vocabulary with the symbols of hints; run nmt-preprocess with "
             f"tokenizer.symbols=[{SOURCE},{TARGET},{DONE}]"
@@ -81,7 +82,7 @@ def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int
     if TARGET in last_hint:
         term_end = hint_start + last_hint.index(TARGET)
     ids_before = list(ids[:hint_start])
-    # the tokenizer starts a text with this space; the source words of the hint have another one
+    # the tokenizer puts this space before a text, and the first source word has its own space
     if hint_start > 0 and pieces[hint_start - 1] == "▁":
         ids_before.pop()
     term_ids = list(ids[hint_start + 1 : term_end])
@@ -98,8 +99,8 @@ class PlainPieces(NamedTuple):
 
     pieces: list[str]
     positions: list[int]
-    """For each piece of the source with hints, its index in `pieces`. The symbols and the target of
-    a hint, which are not in `pieces`, have the index of the first piece of the term.
+    """For each piece of the source with hints, its index in `pieces`, which lacks the symbols and
+    the target of a hint. These have the index of the first piece of the term.
     """
 
 
@@ -111,7 +112,7 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
     is_in_target = False  # from TARGET to DONE
     for piece in pieces:
         if piece == SOURCE:
-            # the tokenizer starts a text with this space; the term has another one
+            # the tokenizer puts this space before a text, and the term has its own space
             if plain and plain[-1] == "▁":
                 plain.pop()
             term_start = len(plain)

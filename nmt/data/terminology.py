@@ -1,4 +1,4 @@
-"""Add hints (`nmt.data.hints`) to training pairs, for terms that their word alignment gives."""
+"""Add hints (`nmt.data.hints`) to training pairs, for terms that word alignment finds in them."""
 
 # L links between source and target pieces, V vocabulary size
 
@@ -23,8 +23,8 @@ MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
 _MAX_EXTRA_WORDS = 1  # a target may have this many words more than its source term
 _COPY_PROB = 0.5  # probability that a random word replaces the target of a term in training
-# Probability that a hint has lemmas in training. From these, a model learns to inflect the terms of
-# dictionaries; from the other hints, that a term may already have the right form.
+# Probability that a hint has lemmas in training. These hints teach a model to inflect the terms of
+# dictionaries. The other hints teach it that a term may already have the right form.
 _LEMMA_PROB = 0.7
 _MAX_PARTS = 3  # maximum number of pieces of a random word
 # Matches from the first to the last letter or digit. In `regex`, but not in `re`, \w includes the
@@ -64,9 +64,11 @@ class HintSampler:
         self._tgt_starts = mark_word_starts(tokenizers.tgt)
         pieces = [piece.removeprefix("▁") for piece in tokenizers.tgt.all_pieces()]
         self._word_parts = [piece for piece in pieces if piece.isalpha()]
-        symbols = {*user_symbols(tokenizers.src.model), *user_symbols(tokenizers.tgt.model)}
-        symbol_patterns = [re.escape(symbol) for symbol in sorted(symbols)]
-        self._exclusion_pattern = re.compile("|".join([_EXCLUDED_SIGNS, *symbol_patterns]))
+        symbols = set(user_symbols(tokenizers.src.model))
+        symbols.update(user_symbols(tokenizers.tgt.model))
+        patterns = [_EXCLUDED_SIGNS]
+        patterns += [re.escape(symbol) for symbol in sorted(symbols)]
+        self._exclusion_pattern = re.compile("|".join(patterns))
 
     def __call__(
         self,
@@ -83,7 +85,9 @@ class HintSampler:
         on its texts and on its generator in `rngs`. `ids` has the ids of pairs that are already
         encoded, and None for other pairs.
         """
-        all_links = self._link_words(pairs, ids or [None] * len(pairs))
+        if ids is None:
+            ids = [None] * len(pairs)
+        all_links = self._link_words(pairs, ids)
         hinted_pairs = []
         for (src, tgt), links, rng in zip(pairs, all_links, rngs, strict=True):
             hinted_pairs.append(self._add_hints(src, tgt, links, rng))
@@ -105,9 +109,11 @@ class HintSampler:
                 continue
             target = tgt[tgt_span.start : tgt_span.stop]
             if self._word_parts and rng.random() < _COPY_PROB:
-                word_parts = rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS))
-                target = "".join(word_parts)
-                tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]
+                num_parts = rng.randint(1, _MAX_PARTS)
+                target = "".join(rng.choices(self._word_parts, k=num_parts))
+                text_before = tgt[: tgt_span.start]
+                text_after = tgt[tgt_span.stop :]
+                tgt = text_before + target + text_after
             elif self._lemmas is not None and rng.random() < _LEMMA_PROB:
                 target = self._lemmas.lemmatize(target)
             terms.append(Term(src_span.start, src_span.stop, target))
@@ -131,8 +137,9 @@ class HintSampler:
         phrases: list[_PhrasePair] = []
         for _ in range(rng.randint(1, MAX_TERMS)):
             [first_word] = rng.choices(first_words, lengths)
-            phrase = _find_phrase(links, first_word, rng.randint(1, _MAX_WORDS))
-            if phrase is None or any(map(phrase.overlaps, phrases)):
+            num_words = rng.randint(1, _MAX_WORDS)
+            phrase = _find_phrase(links, first_word, num_words)
+            if phrase is None or any(phrase.overlaps(other) for other in phrases):
                 continue
             src_span = range(phrase.src_start, phrase.src_end)
             tgt_span = range(phrase.tgt_start, phrase.tgt_end)
@@ -142,7 +149,7 @@ class HintSampler:
 
     def _find_excluded(self, words: list[re.Match[str]]) -> set[int]:
         """Return the numbers of the words of a text that get no hint."""
-        # most texts have none, and one search in the text is faster than a search in each word
+        # A search in the whole text is faster than one in each word, and most texts have no match.
         if not words or self._exclusion_pattern.search(words[0].string) is None:
             return set()
         excluded = set()
@@ -199,9 +206,9 @@ def _number_words(ids: list[int], starts_word: Array, text: str) -> list[int]:
     """
     if not ids:
         return []
-    num_begun = np.cumsum(starts_word[ids])  # number of words that begin up to each piece
+    num_words_begun = np.cumsum(starts_word[ids])  # up to each piece
     # at least 0, since the first word may begin without a space
-    numbers: list[int] = np.maximum(num_begun - 1, 0).tolist()
+    numbers: list[int] = np.maximum(num_words_begun - 1, 0).tolist()
     num_words = numbers[-1] + 1
     if num_words != len(text.split()):
         return []
@@ -222,7 +229,9 @@ def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) ->
         tgt_end = max(linked_tgt) + 1
         linked_src = {src for src, tgt in links if tgt_start <= tgt < tgt_end}
         is_consistent = min(linked_src) == src_start and max(linked_src) == src_end - 1
-        num_extra_words = (tgt_end - tgt_start) - (src_end - src_start)
+        num_src_words = src_end - src_start
+        num_tgt_words = tgt_end - tgt_start
+        num_extra_words = num_tgt_words - num_src_words
         if is_consistent and num_extra_words <= _MAX_EXTRA_WORDS:
             return _PhrasePair(src_start, src_end, tgt_start, tgt_end)
     return None
@@ -234,7 +243,8 @@ def _strip_punctuation(text: str, words: list[re.Match[str]]) -> range | None:
     Returns None if the words are only punctuation.
     """
     start = words[0].start()
-    match = _WITHOUT_PUNCTUATION.search(text, start, words[-1].end())
+    end = words[-1].end()
+    match = _WITHOUT_PUNCTUATION.search(text, start, end)
     if match is None:
         return None
     return range(match.start(), match.end())

@@ -55,7 +55,8 @@ SPACED_WORD = rf"[^\W{UNSPACED}]"
 """For patterns: a letter or digit of other scripts, or an underscore."""
 URL_CHARACTER = (
     rf'(?:[^\s<>"{UNSPACED}]'
-    rf"|(?<=[/=_:+.%&#~-])[{UNSPACED_LETTERS}]+|[{UNSPACED_LETTERS}]+(?=[/?&=#%_]))"
+    rf"|(?<=[/=_:+.%&#~-])[{UNSPACED_LETTERS}]+"  # letters after a sign
+    rf"|[{UNSPACED_LETTERS}]+(?=[/?&=#%_]))"  # letters before a sign
 )
 """For patterns: a character of a web address. Letters such as Chinese ones only count before or
 after a sign such as a slash. Otherwise, they may begin the text after the address.
@@ -65,7 +66,7 @@ EMAIL = (
     rf"@(?:{SPACED_WORD}|-){{1,256}}\.(?:{SPACED_WORD}|[.-]){{1,256}}"
 )
 """For patterns: an e-mail address. The limits save memory in very long words."""
-_BLOCK_BYTES = 1 << 16  # of the start of a file, which tells its format
+_BLOCK_BYTES = 1 << 16  # size of the start of a file, where `check_file` looks for its format
 _LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # longest line to translate, score or evaluate
 _MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # more is not text, but a device or a sparse file
@@ -147,7 +148,8 @@ def check_file(path: Path) -> None:
     if not path.is_file() and not is_stream(path):
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {problem}; give the path of a text file")
-    if match := _UNSUPPORTED_SUFFIX.search(path.name):
+    match = _UNSUPPORTED_SUFFIX.search(path.name)
+    if match is not None:
         raise DataError(f"{path}: nmt reads .gz, .bz2, .xz and .zst; unpack this {match[0]} first")
     if path.is_file() and not is_compressed(path):
         with explain_read_errors(str(path)), path.open("rb") as file:
@@ -308,9 +310,10 @@ class ArrivingLines:
                 yield self._lines.popleft()
             select.select([self._descriptor], [], [])  # waits even if reads do not block
             data = os.read(self._descriptor, 1 << 16)
-            self._has_ended = not data
-            # after the last line end comes the start of another line, which may be empty
-            *ends_of_lines, start_of_line = data.split(b"\n")
+            self._has_ended = len(data) == 0
+            ends_of_lines = data.split(b"\n")
+            # after the last \n comes the start of another line, which may be empty
+            start_of_line = ends_of_lines.pop()
             for end_of_line in ends_of_lines:
                 self._unfinished += end_of_line + b"\n"
                 self._lines.append(bytes(self._unfinished))
@@ -338,9 +341,9 @@ def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
     """
     if corpus is Corpus.numbers:  # written by scripts/make_numbers.py
         compressed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()
-        lines = bz2.decompress(compressed).decode("utf-8").removesuffix("\n").split("\n")
+        text = bz2.decompress(compressed).decode("utf-8")
         pairs = []
-        for line in lines:
+        for line in text.removesuffix("\n").split("\n"):
             source, target = line.split("\t")
             pairs.append((source, target))
         # 10,000 pairs for training, 300 for validation, all others for test
@@ -350,6 +353,8 @@ def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
     numbers = [str(number) for number in range(1, 11)]
     distinct_lines: dict[str, None] = {}  # an ordered set
     while len(distinct_lines) < 5700:  # 5000 for training, 200 for validation, 500 for test
-        distinct_lines[" ".join(rng.choices(numbers, k=rng.randint(8, 12)))] = None
+        length = rng.randint(8, 12)
+        line = " ".join(rng.choices(numbers, k=length))
+        distinct_lines[line] = None
     pairs = [(line, line) for line in distinct_lines]
     return {"train": pairs[:5000], "valid": pairs[5000:5200], "test": pairs[5200:]}

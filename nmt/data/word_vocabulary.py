@@ -32,7 +32,7 @@ _SPACE = "▁"  # SentencePiece's mark of a space
 # SentencePiece's trainer refuses rules that change nothing. So such rules contain this character
 # instead of a space during training. After training, it is replaced by a space.
 _SPACE_STAND_IN = "\x01"
-# text between punctuation and a word; the last two are spaces at which a line cannot end
+# spaces before and after punctuation: none, a space, and two spaces at which a line cannot end
 _SPACES = ("", " ", "\u00a0", "\u202f")
 # From here on, symbols are parts of words: arrows, mathematical symbols, emoji
 _FIRST_RARE_SYMBOL = "\u2190"
@@ -52,15 +52,18 @@ def train_word_tokenizer(
     `pad_id`, `unk_id`, `bos_id` and `eos_id` of SentencePiece's trainer. Raises a `ConfigError` if
     no word is frequent enough.
     """
-    model = _make_empty_model(config.type, list(dict.fromkeys(symbols)), control_ids)
+    distinct_symbols = list(dict.fromkeys(symbols))
+    model = _make_empty_model(config.type, distinct_symbols, control_ids)
     processor = open_model(model.SerializeToString())
     counts: Counter[str] = Counter()
     for sentence in sentences:
         counts.update(processor.normalize(sentence).split(_SPACE))
+    del counts[""]  # the text before the first ▁
     pieces = {piece.piece for piece in model.pieces}
     words = []
-    for word in sorted(counts, key=lambda word: (-counts[word], word)):  # most frequent first
-        if word and counts[word] >= config.min_freq and _SPACE + word not in pieces:
+    # most frequent first; words of equal frequency in alphabetical order
+    for word in sorted(counts, key=lambda word: (-counts[word], word)):
+        if counts[word] >= config.min_freq and _SPACE + word not in pieces:
             words.append(word)
     if not words:
         raise ConfigError(
@@ -73,10 +76,9 @@ def train_word_tokenizer(
     for word in words:
         model.pieces.add(piece=_SPACE + word, score=0.0)
     model.trainer_spec.vocab_size = len(model.pieces)
-    num_occurrences = sum(counts.values()) - counts[""]  # "" comes before the first ▁
-    share = sum(counts[word] for word in words) / num_occurrences
+    share = sum(counts[word] for word in words) / counts.total()
     message = "%d of %d different words have a piece: %.2f %% of the text"
-    log.info(message, len(words), len(counts) - 1, 100 * share)
+    log.info(message, len(words), len(counts), 100 * share)
     return Tokenizer(model.SerializeToString(deterministic=True))
 
 
@@ -111,13 +113,13 @@ def _make_empty_model(
     for piece in list(model.pieces):
         if piece.type == piece.NORMAL:  # "word"
             model.pieces.remove(piece)
-    for rules in (model.normalizer_spec, model.denormalizer_spec):
-        rules.ClearField("normalization_rule_tsv")  # the name of a temporary file
+    for spec in (model.normalizer_spec, model.denormalizer_spec):
+        spec.ClearField("normalization_rule_tsv")  # the name of a temporary file
         # The bytes are the length of the index (4 bytes), the index, and the results of the rules.
-        content = rules.precompiled_charsmap
+        content = spec.precompiled_charsmap
         index_end = 4 + int.from_bytes(content[:4], "little")
         results = content[index_end:].replace(_SPACE_STAND_IN.encode(), b" ")
-        rules.precompiled_charsmap = content[:index_end] + results
+        spec.precompiled_charsmap = content[:index_end] + results
     return model
 
 
@@ -125,8 +127,10 @@ def _is_punctuation(char: str) -> bool:
     """Return whether a character is a token of its own: punctuation, currency and other signs."""
     # a fixed version of Unicode, so that models do not depend on the version of Python
     category = unicodedata.ucd_3_2_0.category(char)
+    if char in (_JOINER, _SPACE):
+        return False
     is_common_symbol = category.startswith("S") and char < _FIRST_RARE_SYMBOL
-    return (category.startswith("P") or is_common_symbol) and char not in (_JOINER, _SPACE)
+    return category.startswith("P") or is_common_symbol
 
 
 def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
@@ -144,10 +148,10 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
                     token += _JOINER
                 rules[left_space + char + right_space] = f" {token} "
         rules[f" {char} "] = f"{_SPACE_STAND_IN}{char} "  # changes nothing
-    # If the first character of a symbol is punctuation, its rule would divide the symbol. These
-    # rules are longer, and keep it.
+    # If a symbol begins with punctuation, the rule of this mark would divide it. These rules are
+    # longer and keep the symbol whole.
     for symbol in symbols:
-        for left_space in _SPACES[1:]:
+        for left_space in _SPACES[1:]:  # all but the empty text
             rules[left_space + symbol] = _SPACE_STAND_IN + symbol
     return rules
 
@@ -155,9 +159,9 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
 def _join_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
     """Return denormalization rules that invert `_split_rules`.
 
-    If a rule of `_split_rules` matches the space after a mark, the rule of the next mark cannot
-    match this space, and adds a joiner before the next mark although there is a space. So between
-    two marks, only the joiner after the first mark tells whether there is a space.
+    If there is a space between two marks, the rule of the first mark matches it. The rule of the
+    second mark then finds no space, and adds a joiner before this mark. So between two marks, only
+    a joiner after the first mark means that there is no space.
     """
     rules = {f"{char} {_JOINER}": f"{char} " for char in punctuation}
     for symbol in symbols:  # a symbol may end with punctuation
