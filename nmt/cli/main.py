@@ -102,6 +102,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             suggestion = suggest_names(name, COMMANDS, "nmt --help lists all")
             raise NmtError(f"no command {words[0]}; {suggestion}")
         else:
+            gc.disable()  # until the command has been imported, see `import_function`
             with ExitWhenInterrupted():
                 from nmt.cli.compose import compose_command  # imports OmegaConf
             run_composed = functools.partial(import_and_run, command)
@@ -113,6 +114,8 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except _REPORTED_ERRORS as error:
         return report_error(error, f"nmt-{command.name}" if command else "nmt")
+    finally:
+        gc.enable()
     return EXIT_DONE
 
 
