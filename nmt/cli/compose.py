@@ -56,6 +56,8 @@ _TEXT_KEYS = (*_FILE_KEYS, *_DATASET_KEYS, "alignments", "score", "scores")
 _MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list, see `_split_list`
 # text in single or double quotation marks; a backslash precedes a quotation mark in it
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
+# defaults of a command that uses the model of a run, see `_uses_run_model`
+_RUN_MODEL_DEFAULTS = {"run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
 _structured_configs: dict[type[Any], DictConfig] = {}  # keyed by dataclass, see `_structured`
 
 
@@ -269,7 +271,8 @@ def _compose_files(
     """Merge the defaults of a command and its YAML files, chosen by config group."""
     uses_run_model = _uses_run_model(command, arguments)
     if not _needs_hydra(command, arguments):
-        return OmegaConf.create(_command_defaults(command.name, uses_run_model))
+        # `to_settings` adds the defaults of the dataclass
+        return OmegaConf.create(_RUN_MODEL_DEFAULTS if uses_run_model else {})
     corpus = _default_corpus(command, arguments)
     group_choices = tuple(f"{group}={name}" for group, name in chosen_files.items())
     has_only_our_files = all(name in list_yaml_names(group) for group, name in chosen_files.items())
@@ -285,7 +288,8 @@ def _needs_hydra(command: Command, arguments: Iterable[Argument]) -> bool:
 
     The default YAML files, such as `model/base.yaml`, only have settings of nmt-train,
     nmt-preprocess and nmt-visualize. Other commands need Hydra for an experiment, and for values
-    with its resolvers, as in `output='${now:%Y-%m-%d}.txt'`.
+    that refer to other settings, as in `output='out-${beam_size}'`, or call a resolver of Hydra, as
+    in `output='${now:%Y-%m-%d}.txt'`.
     """
     if command.config_groups != ("experiment",):
         return True
@@ -332,7 +336,7 @@ def _command_defaults(name: str, uses_run_model: bool) -> dict[str, Any]:
     """Return the defaults of the settings of a command."""
     defaults = _schema_defaults(name)
     if uses_run_model:
-        return {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
+        return {**defaults, **_RUN_MODEL_DEFAULTS}
     return defaults
 
 
