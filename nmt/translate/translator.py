@@ -39,7 +39,6 @@ from nmt.runtime.signatures import using_verify_key
 from nmt.search.constraints import suppressed_ids
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import Stepper
-from nmt.translate.attention import PairAttention, pair_attention, search_targets
 from nmt.translate.batch_search import BatchSearch
 from nmt.translate.context import check_context, translate_in_context
 from nmt.translate.engines.base import Backend
@@ -68,6 +67,8 @@ from nmt.translate.windows import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from nmt.translate.attention import PairAttention
 
 
 class TranslationError(NmtError):
@@ -393,6 +394,9 @@ class Translator:
         `common_tags`. Lines are not split, however long. Raises `ConfigError` for an ensemble and
         for backend=ctranslate2; backend=auto computes attention natively.
         """
+        # here, since commands that translate and score do not need it
+        from nmt.translate.attention import pair_attention, search_targets
+
         config = self.search_config(**options)
         if tags is None:
             tags = self.common_tags
