@@ -139,7 +139,9 @@ def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
         piece, colon, number = line.rpartition(":")
         if not colon or not number.strip().isdecimal():
             raise ModelError(f"{path}: {line[:60]!r} is not a piece with an id; copy it again")
-        pieces_and_ids.append((_unquote(piece or long_piece), int(number)))
+        if not piece:  # the line is ": id"
+            piece = long_piece
+        pieces_and_ids.append((_unquote(piece), int(number)))
     return pieces_and_ids
 
 

@@ -4,7 +4,7 @@ The modules for each toolkit rename its tensors to the names of fairseq. `make_s
 takes every tensor once and checks its shape against the config.
 """
 
-# Shapes: V rows of an embedding, D d_model, F d_ff, P rows of a position table.
+# Shapes: V rows of an embedding, D d_model, P rows of a position table.
 
 from __future__ import annotations
 
@@ -355,9 +355,11 @@ def find_pt_file(path: Path) -> Path:
 
     Raises `ModelError` for a folder with no such file or several.
     """
-    files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob("*.pt"))
     if len(files) != 1:
-        names = ", ".join(file.name for file in files) or "none"
+        names = ", ".join(file.name for file in files) if files else "none"
         raise ModelError(f"{path} must hold one .pt file, but holds {names}; give input=FILE")
     return files[0]
 

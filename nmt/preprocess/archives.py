@@ -145,14 +145,14 @@ def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
     with _archive_errors(archive), ExitStack() as stack:
         if zipfile.is_zipfile(archive):
             zip_file = stack.enter_context(zipfile.ZipFile(archive))
-            packed: IO[bytes] | None = zip_file.open(file_name)
+            packed_file: IO[bytes] | None = zip_file.open(file_name)
         else:
             tar_file = stack.enter_context(_open_tar(archive))
             # `getmember` would need the "./" that some archives have before their names
             member = next(m for m in tar_file if m.name.removeprefix("./") == file_name)
-            packed = tar_file.extractfile(member)
-        assert packed is not None, "not a regular file"
-        stream = stack.enter_context(decompress(packed, Path(file_name).suffix))
+            packed_file = tar_file.extractfile(member)
+        assert packed_file is not None, "not a regular file"
+        stream = stack.enter_context(decompress(packed_file, Path(file_name).suffix))
         while block := stream.read(_BLOCK_BYTES):
             num_bytes += len(block)
             _check_size(archive, num_bytes)

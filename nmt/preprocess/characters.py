@@ -117,7 +117,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # (N,), at most K - 1, since the search leaves out the last of the K values
+    # (N,), each an index of `sorted_signatures`: `searchsorted` in K - 1 values is at most K - 1
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal

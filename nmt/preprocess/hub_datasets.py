@@ -35,7 +35,9 @@ def describe_dataset(settings: SplitConfig) -> str:
     """Return the name of a dataset with its configuration and split, for messages."""
     details = [settings.dataset_config, settings.dataset_split]
     description = ", ".join(detail for detail in details if detail)
-    return f"{settings.dataset} ({description})" if description else str(settings.dataset)
+    if not description:
+        return str(settings.dataset)
+    return f"{settings.dataset} ({description})"
 
 
 def read_dataset(
@@ -49,7 +51,8 @@ def read_dataset(
     """
     name = describe_dataset(settings)
     log.info("reading the dataset %s", name)
-    tables = _read_tables(settings, settings.dataset_split or default_split)
+    split = settings.dataset_split or default_split
+    tables = _read_tables(settings, split)
     try:
         with closing(tables):  # type: ignore[type-var]
             for table in tables:
@@ -149,18 +152,19 @@ def _find_columns(
     Raises `DataError`, which names the `dataset`, if the table lacks a field.
     """
     names = table.column_names
-    inner_names = []
+    translation_fields = []
     if "translation" in names and pa.types.is_struct(table.schema.field("translation").type):
         translation_type = table.schema.field("translation").type
-        inner_names = [inner_field.name for inner_field in translation_type]
+        translation_fields = [inner_field.name for inner_field in translation_type]
     for field in fields:
         if field in names:
             yield table[field]
-        elif field in inner_names:
+        elif field in translation_fields:
             yield pc.struct_field(table["translation"], field)
         else:
+            field_names = translation_fields if translation_fields else names
             raise DataError(
-                f"{dataset} has the fields {', '.join(inner_names or names)}; set data.src_lang "
+                f"{dataset} has the fields {', '.join(field_names)}; set data.src_lang "
                 "and data.tgt_lang, or fields of this corpus, to two of them (now "
                 f"{', '.join(fields)})"
             )

@@ -100,21 +100,21 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
     """
     corpora = []
 
-    def add(key: str, name: str, settings: SplitConfig) -> None:
+    def add_corpus(key: str, name: str, settings: SplitConfig) -> None:
         corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
 
     corpus_configs = sorted(config.corpora.items())
     if split == "train" and corpus_configs:  # `DataConfig.check` refuses data.train beside these
         for name, corpus_config in corpus_configs:
-            add(f"data.corpora.{name}", name, corpus_config)
+            add_corpus(f"data.corpora.{name}", name, corpus_config)
         return corpora
     unnamed_corpus = getattr(config, split)
     if unnamed_corpus.text_keys:
-        add(f"data.{split}", "", unnamed_corpus)
+        add_corpus(f"data.{split}", "", unnamed_corpus)
     for name, corpus_config in corpus_configs:
         held_out_settings = getattr(corpus_config, split)
         if held_out_settings.text_keys:
-            add(f"data.corpora.{name}.{split}", name, held_out_settings)
+            add_corpus(f"data.corpora.{name}.{split}", name, held_out_settings)
     return corpora
 
 

@@ -76,7 +76,8 @@ class Job:
                 files = sorted(find_tokenizers(path).glob("tokenizer.*"))
             model_files += [file for file in files if file.exists()]
         inputs = {}
-        for source in chain(*self.sources.values(), *self.held_out.values()):
+        source_lists = [*self.sources.values(), *self.held_out.values()]
+        for source in chain.from_iterable(source_lists):
             for path in source.paths:
                 status = path.stat()
                 inputs[str(path)] = [status.st_size, status.st_mtime_ns]

@@ -210,11 +210,11 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if gpu_has_bfloat16 else torch.float32
     if choice is DType.float32:
         return torch.float32
-    supported = {
+    is_supported = {
         DType.bfloat16: device.type == "cpu" or gpu_has_bfloat16,
         DType.float16: device.type in ("cpu", "cuda"),
     }
-    if not supported[choice]:
+    if not is_supported[choice]:
         raise DeviceError(
             f"dtype={choice.value}: the device {device.type} of this machine does not support it; "
             "use dtype=float32"

@@ -69,8 +69,8 @@ class BeamSearch:
         is_complete = is_finished | (is_live & is_at_limit)  # (B, 2K)
         if is_complete.any():
             is_complete &= candidates.sums >= self._entry_threshold(sentences, lengths)
-            complete = _extend_beam(beam, candidates, is_complete)
-            for sentence, hypothesis in state.to_hypotheses(complete):
+            complete_beam = _extend_beam(beam, candidates, is_complete)
+            for sentence, hypothesis in state.to_hypotheses(complete_beam):
                 self._results[sentence].add(hypothesis)
         is_live &= ~is_at_limit
         is_live &= candidates.sums > self._prune_threshold(sentences, lengths, limits)

@@ -59,7 +59,8 @@ class ProtectedText(NamedTuple):
 
 def protected_spans(sentence: str) -> list[range]:
     """Return the span of each placeholder, tag and address."""
-    return [range(*match.span()) for match in _protected_pattern().finditer(sentence)]
+    matches = _protected_pattern().finditer(sentence)
+    return [range(match.start(), match.end()) for match in matches]
 
 
 def find_protected(sentence: str) -> list[ProtectedText]:

@@ -173,7 +173,9 @@ class Admission:
     def __init__(self, config: ServeConfig) -> None:
         """Read the file of keys. Raises `ConfigError` if it is invalid."""
         self._config = config
-        self._keys = None if config.api_keys is None else KeyRing(read_keys(config.api_keys))
+        self._keys: KeyRing | None = None
+        if config.api_keys is not None:
+            self._keys = KeyRing(read_keys(config.api_keys))
         self._rate_limits = RateLimits()
 
     @property
@@ -201,8 +203,8 @@ class Admission:
     def char_limit(self, context: RequestContext, *, is_file: bool = False) -> int:
         """Return the maximum number of characters of a request, 0 for no limit.
 
-        For files and streams (`is_file`), only an API key can limit the characters, since their
-        bytes are limited.
+        The bytes of files and streams (`is_file`) are limited. Therefore, the server does not limit
+        their characters, unless the API key has a limit.
         """
         if context.key is not None and context.key.char_limit is not None:
             return context.key.char_limit

@@ -30,8 +30,9 @@ from nmt.translate.windows import EncodedWindow
 _MAX_REQUESTS_COMPARED = 16  # number of requests of a client whose options are compared
 _TOKENS_PER_SEGMENT = 20  # average number, to estimate Retry-After
 _MAX_RETRY_SECONDS = 60
-_MAX_URGENT_SEGMENTS = 8  # number of unanswered segments of a client with urgent requests
-_MAX_URGENT_TOKENS = 128  # number of source tokens of these segments
+# requests are urgent if all unanswered requests of their client together have at most this number
+_MAX_URGENT_SEGMENTS = 8
+_MAX_URGENT_TOKENS = 128  # source tokens
 _URGENT_SECONDS = 30.0  # how long after an urgent request another one is expected
 
 
@@ -132,7 +133,9 @@ class QueuedRequest:
     @property
     def num_waiting(self) -> int:
         """Number of segments that no round has taken; 0 if the request was answered or failed."""
-        return 0 if self.done.done() else len(self.segments) - self.num_taken
+        if self.done.done():
+            return 0
+        return len(self.segments) - self.num_taken
 
     @property
     def num_unfinished(self) -> int:
@@ -227,10 +230,11 @@ class ClientQueues:
 
         These are the requests that wait, and new requests of clients that were just answered.
         """
-        expected = [
-            request for request in self.requests if request.num_waiting or request.done.done()
-        ]
-        return len(expected)
+        num_expected = 0
+        for request in self.requests:
+            if request.num_waiting or request.done.done():
+                num_expected += 1
+        return num_expected
 
     def fail_all(self, reason: str) -> None:
         """Fail all unanswered requests with a `RuntimeError`."""
@@ -305,7 +309,7 @@ class ClientQueues:
         return False
 
     def _is_urgent(self, client: str) -> bool:
-        """Return whether the unanswered requests of a client are short, all together."""
+        """Return whether the unanswered requests of a client have few segments and tokens."""
         return (
             self._num_segments[client] <= _MAX_URGENT_SEGMENTS
             and self._num_tokens[client] <= _MAX_URGENT_TOKENS

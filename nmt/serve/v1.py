@@ -45,8 +45,8 @@ async def translate(request: Request) -> Response:
     is_list = isinstance(api_request.params["text"], list)
     is_stream = api_request.params.flag("stream")
     # streams have the limit of files, except with sampling, which takes a single batch
-    is_like_file = is_stream and not options.search_changes.get("sampling")
-    api_request.check_size(texts, is_list=is_list and not is_stream, is_file=is_like_file)
+    has_file_limit = is_stream and not options.search_changes.get("sampling")
+    api_request.check_size(texts, is_list=is_list and not is_stream, is_file=has_file_limit)
     service.models.check_languages(options)
     check_options(api_request, options, texts)
     if is_stream:
@@ -86,10 +86,10 @@ def _describe_texts(
 
 def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
     """Return the JSON object of a text. The translation is null if a sentence failed."""
-    content: dict[str, Any] = {
-        "text": text.render_translation() if text.is_complete else None,
-        "source": text.source,
-    }
+    translation = None
+    if text.is_complete:
+        translation = text.render_translation()
+    content: dict[str, Any] = {"text": translation, "source": text.source}
     if options.source == "auto":
         content["confidence"] = text.confidence
     if options.n_best > 1 and text.is_complete:

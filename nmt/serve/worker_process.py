@@ -87,8 +87,8 @@ def run_loader(fd: int) -> None:
     manager sends to all processes, so that only the server stops the loader and the workers.
     """
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end leave no zombies
     with socket.socket(fileno=fd) as control, contextlib.suppress(EOFError, ConnectionError):
         _load_and_fork(control)
@@ -146,9 +146,9 @@ def _load_translators(config: ServeConfig) -> list[Translator]:
     ]
 
 
-def set_parent_death_signal(number: int) -> None:
+def set_parent_death_signal(signal_number: int) -> None:
     """Let this process receive a signal when the thread that started it ends; 0: no signal."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
 class _SearchProcess:

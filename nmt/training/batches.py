@@ -66,6 +66,9 @@ class Batch:
     def _copy(
         self, copy_tensor: Callable[[Tensor], Tensor], copy_packing: Callable[[Packing], Packing]
     ) -> Batch:
+        alignment = self.alignment
+        if alignment is not None:
+            alignment = copy_tensor(alignment)
         return replace(
             self,
             src=copy_tensor(self.src),
@@ -73,7 +76,7 @@ class Batch:
             tgt_in=copy_tensor(self.tgt_in),
             tgt_out=copy_tensor(self.tgt_out),
             tgt_packing=copy_packing(self.tgt_packing),
-            alignment=None if self.alignment is None else copy_tensor(self.alignment),
+            alignment=alignment,
         )
 
 

@@ -176,14 +176,15 @@ def measure_updates(
         flops = sum(run_update(plan) for plan in measured_plans)
         return Measurement(measured_plans, time.perf_counter() - start_seconds, flops)
 
-    first = measure([first_plan])
-    seconds_per_update = first.seconds * plans[0].num_tokens / first_plan.num_tokens
+    first_measurement = measure([first_plan])
+    seconds_per_token = first_measurement.seconds / first_plan.num_tokens
+    seconds_per_update = seconds_per_token * plans[0].num_tokens
     num_updates = min(_MAX_MEASURED_UPDATES, int(MEASURING_SECONDS / seconds_per_update))
     num_updates = broadcast_from_main(num_updates)  # the ranks measure different times
     if num_updates == 0:
-        is_very_slow = broadcast_from_main(first.seconds > MEASURING_SECONDS)
+        is_very_slow = broadcast_from_main(first_measurement.seconds > MEASURING_SECONDS)
         if is_very_slow:
-            return first
+            return first_measurement
         return measure([first_plan])
     # begin with `plans[1]`, since a part of `plans[0]` has run already
     measured_plans = islice(cycle(plans), 1, 1 + num_updates)

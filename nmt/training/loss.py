@@ -5,8 +5,8 @@ eps / V for every other token (Szegedy et al., 2016, section 7):
 
     loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v))
 
-Here nll is the negative log-likelihood of the correct token. The loss is the same as the one of
-`torch.nn.CrossEntropyLoss`.
+Here nll is the negative log-likelihood of the correct token. `torch.nn.CrossEntropyLoss` with
+`label_smoothing` computes the same loss.
 """
 
 # N target tokens (M with padding), D d_model, V vocab; for attention: B sentences, H heads, S
@@ -68,8 +68,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
         grad_hidden = torch.empty_like(hidden)
-        # if the weight needs no gradient, an unused scalar
-        grad_weight = torch.zeros_like(weight) if needs_weight_grad else weight.new_zeros(())
+        grad_weight = weight.new_zeros(())  # not used if the weight needs no gradient
+        if needs_weight_grad:
+            grad_weight = torch.zeros_like(weight)
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)

@@ -126,7 +126,7 @@ class Muon(torch.optim.Optimizer):
             weight_blocks: dict[torch.Size, list[Tensor]] = defaultdict(list)  # keyed by shape
             direction_blocks: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for weight, direction in zip(weights, directions, strict=True):
-                block_rows = group["block_rows"] or [len(weight)]
+                block_rows = group["block_rows"] or [len(weight)]  # by default one block
                 for block in torch.split(weight, block_rows):
                     weight_blocks[block.shape].append(block)
                 for block in torch.split(direction, block_rows):
@@ -259,7 +259,10 @@ class ScheduleFree(torch.optim.Optimizer):
 
 
 def clip_gradient(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradient down to at most `max_norm` (0 disables); return its norm before that."""
+    """Scale the gradient down to a norm of at most `max_norm`, 0 for no limit.
+
+    Returns the norm of the gradient before scaling.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if hasattr(norm, "full_tensor"):  # a DTensor if the model is sharded
@@ -293,6 +296,6 @@ class WeightAverage:
         average_in_place(averages, list(model.parameters()), self.num_updates)
 
     def load(self, weights: dict[str, Tensor], num_updates: int) -> None:
-        """Restore an average that was `weights` after `num_updates`."""
+        """Restore the average, which is `weights` after `num_updates` updates."""
         self.num_updates = num_updates
         self.model.load_state_dict(weights)

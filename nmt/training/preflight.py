@@ -29,7 +29,7 @@ _SIMILAR_SHARE = 0.98
 # assumed limit of the cost of all batches of a run, relative to the largest batch of some updates
 _MAX_COST_RATIO = 1.1
 SAFE_SHARE = 0.9
-"""A run may use this share of the memory, or of a `max_tokens` that fits. The other memory is for
+"""A run may use this share of the memory, or of a `max_tokens` that fits. The rest is for
 fragmentation, which batches of different shapes cause.
 """
 _OUT_OF_MEMORY = re.compile(  # messages of CPU, Windows, MPS, cuBLAS, oneDNN and the C++ library

@@ -93,7 +93,7 @@ def _encode_fragments(
         if len(subfragments) > 1:
             yield from _encode_fragments(subfragments, max_tokens, encode, find_spans)
         else:  # a single visible character, such as a joined emoji in bytes, with too many tokens
-            [character_ids] = encode(subfragments)
+            character_ids = encode(subfragments)[0]
             yield character_ids[:max_tokens]
 
 

@@ -68,7 +68,9 @@ class Translation:
     @property
     def num_tokens(self) -> int:
         """Number of tokens, including EOS if the translation is finished."""
-        return len(self.tokens) + 1 if self.finished else len(self.tokens)
+        if self.finished:
+            return len(self.tokens) + 1
+        return len(self.tokens)
 
     def __repr__(self) -> str:
         """Show the text and the values that differ between the translations of a line."""

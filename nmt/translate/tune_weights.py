@@ -67,19 +67,19 @@ def find_weights(
     for reverse_weight, length_weight in itertools.product(_REVERSE_WEIGHTS, _LENGTH_WEIGHTS):
         weights = ChannelWeights(float(reverse_weight), float(length_weight))
         scores[weights] = scorer.score(features.choose(weights))
-    coarse = max(scores, key=lambda weights: scores[weights])
+    best_coarse = max(scores, key=lambda weights: scores[weights])
     for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
-        reverse_weight = max(coarse.reverse_weight + float(reverse_step), 0.0)
-        length_weight = coarse.length_weight + float(length_step)
+        reverse_weight = max(best_coarse.reverse_weight + float(reverse_step), 0.0)
+        length_weight = best_coarse.length_weight + float(length_step)
         weights = ChannelWeights(round(reverse_weight, 2), round(length_weight, 2))
         scores[weights] = scorer.score(features.choose(weights))
     best = max(scores, key=lambda weights: scores[weights])
-    best_resampled = scorer.score_resamples(features.choose(best))
+    best_resampled_scores = scorer.score_resamples(features.choose(best))
     # the smallest weights first, and among equally small ones the highest score first
     by_magnitude = sorted(scores, key=lambda weights: (weights.magnitude, -scores[weights]))
     for weights in by_magnitude:
-        resampled = scorer.score_resamples(features.choose(weights))
-        standard_error = float(np.std(best_resampled - resampled))
+        resampled_scores = scorer.score_resamples(features.choose(weights))
+        standard_error = float(np.std(best_resampled_scores - resampled_scores))
         if scores[best] - scores[weights] <= standard_error:
             return weights
     return best

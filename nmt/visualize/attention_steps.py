@@ -174,7 +174,7 @@ def encode_line(translator: Translator, model: FastTransformer, line: str) -> li
 
     Raises `ConfigError` for more than `_MAX_TOKENS` ids.
     """
-    [src_ids] = encode_sources(translator.tokenizer.src, [line], translator.common_tags)
+    src_ids = encode_sources(translator.tokenizer.src, [line], translator.common_tags)[0]
     src_ids = add_source_eos(src_ids, model, translator.tokenizer)
     if len(src_ids) > _MAX_TOKENS:
         raise ConfigError(

@@ -154,7 +154,7 @@ def search_and_draw(translator: Translator, line: str, beam_size: int | None) ->
     model = attention_model(translator.backend)
     assert model is not None  # record_search refuses ensembles
     tokenizers = translator.tokenizer
-    [src_ids] = encode_sources(tokenizers.src, [line], translator.common_tags)
+    src_ids = encode_sources(tokenizers.src, [line], translator.common_tags)[0]
     tgt_ids = [token for token in hypotheses[0].tokens if token != tokenizers.tgt.eos_id]
     pair = pair_attention(translator.backend, tokenizers, src_ids, tgt_ids)
     cross_attention = pair.cross[alignment_layer(len(pair.cross))]  # (H, T, S)
@@ -273,7 +273,7 @@ def _draw_tree(
             css_class = "result"
         text = "start"
         if node:
-            [text] = tokenizer.pieces([node[-1]])
+            text = tokenizer.pieces([node[-1]])[0]
             _draw_branch(drawing, layout, node, css_class)
         drawing.add_box(x, y, text, css_class, first_step=step)
         if node in results:
@@ -313,7 +313,7 @@ def _draw_likeliest(
     """Draw the likeliest tokens of each step in a column. The token of the result is in bold."""
     num_rows = 0
     for step, token in enumerate(best_tokens, start=1):
-        previous_tokens = tuple(best_tokens[: step - 1])
+        previous_tokens = tuple(best_tokens[: step - 1])  # steps count from 1
         likeliest = record.likeliest[previous_tokens]
         num_rows = max(num_rows, len(likeliest))
         x = _MARGIN + step * _COLUMN_WIDTH
@@ -329,7 +329,7 @@ def _draw_likeliest(
                 first_step=step,
             )
             drawing.elements.append(bar)
-            [piece] = tokenizer.pieces([candidate])
+            piece = tokenizer.pieces([candidate])[0]
             if len(piece) > _MAX_PIECE_LENGTH:
                 first_characters = piece[: _MAX_PIECE_LENGTH - 1]  # one less for the ellipsis
                 piece = f"{first_characters}…"

@@ -92,7 +92,7 @@ def record_search(
         prefixes=[encode_tag(tokenizers.tgt, tags.tgt)],
         constraints=[record],
     )
-    [hypotheses] = search(stepper, request, tokenizers)
+    hypotheses = search(stepper, request, tokenizers)[0]
     return record, hypotheses
 
 
@@ -275,7 +275,7 @@ def _draw_words(
         likeliest = record.likeliest[previous_tokens]
         for rank, (token, probability) in enumerate(likeliest):
             probabilities[rank, step - start] = probability
-            [piece] = tokenizer.pieces([token])
+            piece = tokenizer.pieces([token])[0]
             word = piece.translate(style.add_fonts_for([piece]))
             text = axes.text(step + 1, rank, f"{word}\n{probability:.1%}", fontsize=8)
             text.set(ha="center", va="center")

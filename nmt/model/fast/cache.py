@@ -174,22 +174,22 @@ class KVCache:
             # grow by half or more, so that few steps copy the cache
             self.capacity = max(self.width + _SPARE_STEPS * count, 3 * self.capacity // 2)
 
-    def update(self, layer_index: int, newest: Tensor) -> Tensor:
+    def update(self, layer_index: int, new_keys_values: Tensor) -> Tensor:
         """Write keys and values (2, B, K, W, d) into the newest columns of a layer.
 
         Returns the layer's tensor (2, B, K, capacity, d), in which unused columns are 0.
         """
-        _, num_sentences, num_heads, num_new, head_size = newest.shape
+        _, num_sentences, num_heads, num_new, head_size = new_keys_values.shape
         if layer_index == len(self.tensors):  # the first step of this layer; layers come in order
             shape = (2, num_sentences, num_heads, self.capacity, head_size)
-            self.tensors.append(newest.new_zeros(shape))
+            self.tensors.append(new_keys_values.new_zeros(shape))
         tensor = self.tensors[layer_index]
         if tensor.size(3) < self.capacity:
             num_missing = self.capacity - tensor.size(3)
             tensor = F.pad(tensor, (0, 0, 0, num_missing))  # appends columns of zeros
             self.tensors[layer_index] = tensor
         first_new = self.num_columns - num_new
-        tensor[:, :, :, first_new : self.num_columns] = newest
+        tensor[:, :, :, first_new : self.num_columns] = new_keys_values
         return tensor
 
     def compact(self, sentences: Tensor, columns: Tensor, num_columns: int) -> None:
@@ -282,7 +282,9 @@ class AttentionCache:
         else:
             mask = to_device(grid.rows_to_grid(self.attention_mask).unsqueeze(1), self._device)
             bias = additive_mask(mask, self.keys_values.width)  # (B, 1, W, C)
-            distances = self._distances(grid) if self._has_position_bias else None
+            distances = None
+            if self._has_position_bias:
+                distances = self._distances(grid)
             self.context = StepContext(grid, bias=bias, distances=distances)
 
     def _distances(self, grid: BeamGrid) -> Tensor:

@@ -244,7 +244,9 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Ten
     q = context.queries.pad(q.to(v.dtype)).transpose(1, 2)  # (B, H, T, d)
     k = keys.pad(k.to(v.dtype)).transpose(1, 2)  # (B, H, S, d)
     v = keys.pad(v).transpose(1, 2)
-    mask = causal_mask(keys.longest) if context.is_causal else keys.mask  # (..., T or 1, S)
+    mask = keys.mask  # (B, 1, 1, S)
+    if context.is_causal:
+        mask = causal_mask(keys.longest)  # (T, S)
     bias = additive_mask(mask, max(keys.longest, MIN_WIDTH))
     heads: Tensor = _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-untyped-call]
     return context.queries.unpad(heads.transpose(1, 2))
