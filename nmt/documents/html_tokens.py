@@ -43,7 +43,7 @@ class TokenKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Token:
-    """A part of the source. The tokens of a document, joined, give the unchanged source."""
+    """A part of the source. Joining the tokens of a document gives its unchanged source."""
 
     kind: TokenKind
     raw: str
@@ -54,7 +54,7 @@ def tokenize(text: str) -> Iterator[Token]:
     """Yield the tokens of an HTML document or fragment."""
     parser = _TokenParser(text)
     parser.parse()
-    # markup at the start that HTMLParser does not report, such as "</>", is text
+    # HTMLParser does not report markup such as "</>". At the start of a document, it is text.
     starts = [_TokenStart(0, TokenKind.TEXT), *parser.starts]
     ends = [start.position for start in starts[1:]]
     ends.append(len(text))
@@ -132,16 +132,18 @@ class _TokenParser(HTMLParser):
         position = 0
         max_read = len(self._text) + _MAX_REREAD_CHARACTERS  # characters that all passes may read
         for _ in range(_MAX_UNCLOSED_TAGS):
-            max_read -= len(self._text) - position
+            max_read -= len(self._text) - position  # a pass may read all the text that is left
             if max_read < 0:
                 return
             self._parse_from(position)
-            position = self._position()
+            position = self._current_position()
             if position == len(self._text):
                 return
-            is_comment = self._text.startswith("<!--", position)
-            self._start_token(TokenKind.ATOM if is_comment else TokenKind.TEXT)
-            if is_comment or self._text[position] != "<":
+            if self._text.startswith("<!--", position):
+                self._start_token(TokenKind.ATOM)
+                return
+            self._start_token(TokenKind.TEXT)
+            if self._text[position] != "<":
                 return
             position += 1
 
@@ -154,10 +156,11 @@ class _TokenParser(HTMLParser):
         self._line_starts = list(accumulate(line_lengths, initial=0))
         self.feed(text)
 
-    def _position(self) -> int:
+    def _current_position(self) -> int:
         """Return the position in the text that HTMLParser has reached."""
         line_number, column = self.getpos()  # lines count from 1
-        return self._pass_start + self._line_starts[line_number - 1] + column
+        line_start = self._line_starts[line_number - 1]
+        return self._pass_start + line_start + column
 
     def _start_token(self, kind: TokenKind, name: str = "") -> None:
         """Record that a token starts here, except inside an opaque element.
@@ -171,7 +174,7 @@ class _TokenParser(HTMLParser):
         elif name in _VOID_ELEMENTS:
             kind = TokenKind.ATOM
         is_preformatted = kind is TokenKind.TEXT and self._pre_depth > 0
-        self.starts.append(_TokenStart(self._position(), kind, name, is_preformatted))
+        self.starts.append(_TokenStart(self._current_position(), kind, name, is_preformatted))
 
     def handle_data(self, data: str) -> None:
         """See `HTMLParser`."""
@@ -201,14 +204,15 @@ class _TokenParser(HTMLParser):
             if tag == self._opaque_name:
                 self._opaque_depth -= 1
             return
-        # an opaque element is one token with its end tag, so this end tag has no start tag
-        self._start_token(TokenKind.ATOM if tag in _OPAQUE_ELEMENTS else TokenKind.CLOSING, tag)
+        # the end tag of an opaque element is part of its token, so this one has no start tag
+        is_stray_tag = tag in _OPAQUE_ELEMENTS
+        self._start_token(TokenKind.ATOM if is_stray_tag else TokenKind.CLOSING, tag)
         if tag == "pre":
             self._pre_depth = max(0, self._pre_depth - 1)
 
     def handle_comment(self, data: str) -> None:
         """See `HTMLParser`, which reads other markup such as "</3>" as a comment too."""
-        is_comment = self._text.startswith("<!--", self._position())
+        is_comment = self._text.startswith("<!--", self._current_position())
         self._start_token(TokenKind.ATOM if is_comment else TokenKind.BOUNDARY)
 
     def handle_decl(self, decl: str) -> None:

@@ -82,7 +82,8 @@ def align_words(
     """
     if not result.translations:
         return
-    translation = result.translations[min(rank, len(result.translations) - 1)]
+    last_rank = len(result.translations) - 1
+    translation = result.translations[min(rank, last_rank)]
     text = translation.text
     target_spans = find_token_spans(translation.tokens, text)
     source_spans = find_token_spans(result.source_tokens, prefix + sentence)
@@ -98,16 +99,21 @@ def align_words(
             position = source_token_start - len(prefix)
         else:  # takes the character at the same fraction of the sentence
             position = start * len(sentence) // max(len(text), 1)
+        # a token that attends to the prefix or to EOS gets the first or the last character
+        position = min(position, len(sentence) - 1)
+        position = max(position, 0)
         token_starts.append(start)
-        # tokens may also attend to the prefix or to EOS, which are outside of the sentence
-        source_positions.append(max(0, min(position, len(sentence) - 1)))
+        source_positions.append(position)
     for word in _split_words(text):
-        index = bisect_right(token_starts, word.start) - 1  # the token with the word's start
+        # the last token that starts at or before the start of the word
+        index = bisect_right(token_starts, word.start) - 1
         position = 0
         if source_positions:
             position = source_positions[index]
         yield TargetWord(
-            target_start + word.start, target_start + word.end, source_start + position
+            start=target_start + word.start,
+            end=target_start + word.end,
+            source_position=source_start + position,
         )
 
 
@@ -115,7 +121,7 @@ def _split_words(text: str) -> Iterator[Span]:
     """Yield the words of a text. A wide character, as in Chinese, is a word."""
     start = None
     for i, character in enumerate(text):
-        is_wide = unicodedata.east_asian_width(character) in "WF"  # wide or full-width
+        is_wide = unicodedata.east_asian_width(character) in ("W", "F")  # wide or full-width
         ends_word = is_wide or character.isspace()
         if start is not None and ends_word:
             yield Span(start, i)
@@ -148,26 +154,31 @@ class TagPlacer:
 
     def place_all(self, root: Element) -> str:
         """Return the translation as HTML. `root` holds the elements of the block."""
-        return self._place(root, Region(0, len(self._words), 0, len(self._target)))
+        whole_target = Region(
+            first_word=0, end_word=len(self._words), start=0, end=len(self._target)
+        )
+        return self._place(root, whole_target)
 
     def _place(self, element: Element, region: Region) -> str:
         """Return the inner HTML of an element that holds this region of the translation."""
         html_parts = []
         position = region.start  # all characters of the target before this one are rendered
         spans = self._find_words(element.children, region)
+        # the children in the order of the translation
         target_order = sorted(range(len(spans)), key=lambda index: spans[index].start)
         for index in target_order:
             child = element.children[index]
-            words = spans[index]
-            if words.start < words.end:
-                start = self._words[words.start].start
-                end = self._words[words.end - 1].end
+            span = spans[index]  # the words of the child
+            if span.start < span.end:
+                start = self._words[span.start].start
+                end = self._words[span.end - 1].end
             else:
-                start = max(position, self._find_position(child, words.start, element, region))
+                start = self._find_position(child, span.start, element, region)
+                start = max(start, position)
                 end = start
             html_parts.append(html.escape(self._target[position:start], quote=False))
             position = end
-            inner_html = self._place(child, Region(words.start, words.end, start, end))
+            inner_html = self._place(child, Region(span.start, span.end, start, end))
             if not inner_html and self._has_text(child) and not self._keeps_elements:
                 continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
@@ -182,15 +193,15 @@ class TagPlacer:
 
     def _needs_space(self, element: Element, position: int) -> bool:
         """Return whether the source has a space after an element, and the target none here."""
-        is_before_space = self._source[element.end : element.end + 1].isspace()
-        return is_before_space and not self._target[position].isspace()
+        next_character = self._source[element.end : element.end + 1]  # "" at the end
+        return next_character.isspace() and not self._target[position].isspace()
 
     def _find_position(self, child: Element, word: int, parent: Element, region: Region) -> int:
         """Return the index of the character before which to insert an element without words.
 
         `word` is the first word after the element.
         """
-        previous_character = self._source[max(child.start - 1, 0) : child.start]
+        previous_character = self._source[max(child.start - 1, 0) : child.start]  # "" at the start
         if previous_character.strip() and word > region.first_word:
             # no space precedes the element in the source, so it follows the previous word directly
             return self._words[word - 1].end
@@ -207,18 +218,19 @@ class TagPlacer:
         """
         spans = self._find_runs(children, region)
         self._add_closest_words(spans, children, region)
-        run_starts: dict[int, int] = {}  # the run's start for each word of a run but the first
+        run_starts: dict[int, int] = {}  # for each word of a run but the first, the run's start
         for run in spans.values():
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
         words = self._words[region.first_word : region.end_word]
-        # `bisect_left` needs sorted positions, so it gets running maxima. The first word whose
-        # running maximum reaches a position is also the first word whose own position reaches it.
-        furthest_positions = list(accumulate([word.source_position for word in words], max))
+        # `bisect_left` finds the first word whose source position is at or after a child. It needs
+        # sorted positions, so it gets running maxima. These reach the child at the same word.
+        positions = [word.source_position for word in words]
+        furthest_positions = list(accumulate(positions, max))
         for index, child in enumerate(children):
             if index not in spans:
                 word = region.first_word + bisect_left(furthest_positions, child.start)
-                word = run_starts.get(word, word)  # not within the run of another element
+                word = run_starts.get(word, word)  # before the run of another element, not in it
                 spans[index] = Span(word, word)
         return [spans[index] for index in range(len(children))]
 
@@ -259,12 +271,13 @@ class TagPlacer:
             index = bisect_right(starts, word.source_position) - 1
             is_inside = index >= 0 and word.source_position < children[index].end
             owners.append(index if is_inside else None)
+        # give a single word between two words of a child to the child
         for i in range(1, len(owners) - 1):
             if owners[i] is None and owners[i - 1] == owners[i + 1]:
                 owners[i] = owners[i - 1]
         longest: dict[int, Span] = {}
         start = region.first_word
-        for owner, run in groupby(owners):
+        for owner, run in groupby(owners):  # runs of words with the same owner
             end = start + len(list(run))
             if owner is not None:
                 best = longest.setdefault(owner, Span(start, end))

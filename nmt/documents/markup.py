@@ -40,17 +40,17 @@ class MarkupText:
     @property
     def needs_alignment(self) -> bool:
         """See `SourceText`."""
-        return any(
-            isinstance(content, Block) and content.root.children for content in self.contents
-        )
+        blocks = [content for content in self.contents if isinstance(content, Block)]
+        return any(len(block.root.children) > 0 for block in blocks)
 
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
-        remaining = iter(results)
+        remaining_results = iter(results)
         rendered = []
         for content in self.contents:
             if isinstance(content, Block):
-                block_results = list(islice(remaining, len(content.text.sentences)))
+                num_sentences = len(content.text.sentences)
+                block_results = list(islice(remaining_results, num_sentences))
                 rendered.append(content.render(block_results, rank, prefix))
             else:
                 rendered.append(content)
@@ -79,23 +79,27 @@ def parse_tokens(
     """
     contents: list[str | Block] = []
     markup: list[str] = []  # sources of the tokens since the previous block
-    groups = groupby(source_tokens, lambda token: token.kind is TokenKind.BOUNDARY)
-    for is_boundary, group in groups:
+    for is_boundary, group in groupby(source_tokens, key=_is_boundary):
         tokens = list(group)
-        texts = [token.raw for token in tokens if token.kind is TokenKind.TEXT]
-        if is_boundary or not "".join(texts).strip():  # nothing to translate
+        text = "".join(token.raw for token in tokens if token.kind is TokenKind.TEXT)
+        if is_boundary or not text.strip():  # nothing to translate
             markup += [token.raw for token in tokens]
         else:
-            leading, core, trailing = _split_ends(tokens)
+            leading_markup, block_tokens, trailing_markup = _split_ends(tokens)
+            markup.append(leading_markup)
             block = _parse_block(
-                core,
+                block_tokens,
                 split_sentences=split_sentences,
                 preserves_space=preserves_space,
                 keeps_elements=keeps_elements,
             )
-            contents += ["".join(markup) + leading, block]
-            markup = [trailing]
+            contents += ["".join(markup), block]
+            markup = [trailing_markup]
     return MarkupText([*contents, "".join(markup)])
+
+
+def _is_boundary(token: Token) -> bool:
+    return token.kind is TokenKind.BOUNDARY
 
 
 def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
@@ -141,7 +145,7 @@ class Block:
     """Text between two block tags, and the inline elements in it."""
 
     text: PlainText
-    characters: str  # the text with its gaps, and with the white space that a browser shows
+    characters: str  # the sentences and the gaps between them, as a browser shows them
     root: Element  # holds the elements of the block
     leading_space: str  # white space of the source that `characters` lacks
     trailing_space: str
@@ -192,16 +196,18 @@ def _parse_block(
     if not preserves_space:
         if tokens[0].kind is TokenKind.TEXT:
             first_text = tokens[0].raw
-            leading_space = first_text.removesuffix(first_text.lstrip(_WHITE_SPACE))
+            text_without_space = first_text.lstrip(_WHITE_SPACE)
+            leading_space = first_text.removesuffix(text_without_space)
         if tokens[-1].kind is TokenKind.TEXT:
             last_text = tokens[-1].raw
-            trailing_space = last_text.removeprefix(last_text.rstrip(_WHITE_SPACE))
+            text_without_space = last_text.rstrip(_WHITE_SPACE)
+            trailing_space = last_text.removeprefix(text_without_space)
     if trailing_space:
         characters = characters.rstrip(" ")
     return Block(
-        parse_plain_text(characters, split_sentences=split_sentences),
-        characters,
-        root,
+        text=parse_plain_text(characters, split_sentences=split_sentences),
+        characters=characters,
+        root=root,
         leading_space=leading_space,
         trailing_space=trailing_space,
         keeps_elements=keeps_elements,
@@ -232,7 +238,8 @@ def _parse_elements(tokens: Sequence[Token], *, preserves_space: bool) -> tuple[
             element.closing = token.raw
             element.end = len(characters)
         else:  # also an end tag without a start tag
-            element = Element(token.raw, len(characters), len(characters), token.name)
+            position = len(characters)
+            element = Element(token.raw, start=position, end=position, name=token.name)
             open_elements[-1].children.append(element)
             if token.kind is not TokenKind.OPENING:
                 ends_in_space = False  # a space after an image counts

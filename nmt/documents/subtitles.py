@@ -17,7 +17,8 @@ from nmt.translate.results import LineResult
 _SPACES = r"[^\S\n]*"  # any white space but a line end
 # times of a cue, such as `00:01:02,500 -->`; WebVTT has a full stop, and may leave out the hours
 _CUE_TIMES = rf"{_SPACES}(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
-_NEXT_CUE = rf"{_CUE_TIMES}|{_SPACES}\d+{_SPACES}\n{_CUE_TIMES}"  # it may have a number
+# a cue may begin with its number, on a line before the times
+_NEXT_CUE = rf"{_CUE_TIMES}|{_SPACES}\d+{_SPACES}\n{_CUE_TIMES}"
 _CUE = re.compile(  # a line of times, and lines of text up to an empty line or the next cue
     rf"^{_CUE_TIMES}.*\n(?P<text>(?:(?!{_NEXT_CUE}){_SPACES}\S.*\n?)+)", re.MULTILINE
 )
@@ -36,7 +37,7 @@ class _Subtitle(WrappedText):
     num_lines: int
     newline: str
     has_entities: bool
-    """Whether the source writes & and < as entities of HTML. If not, the translation does not."""
+    """Whether the source has entities such as &amp;. Otherwise, the translation has none either."""
 
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
@@ -57,14 +58,15 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
     position = 0
     for cue in _CUE.finditer(text):
         start = cue.start("text")
-        lines = cue["text"].rstrip("\r\n").split("\n")
+        cue_text = cue["text"].rstrip("\r\n")
+        lines = cue_text.split("\n")
         texts.append(make_untranslated(text[position:start]))
         for number, speaker_lines in enumerate(_split_speakers(lines)):
             if number > 0:
                 texts.append(make_untranslated(newline))
             texts.append(_read_subtitle(speaker_lines, newline, options))
         check_count(len(texts))
-        position = start + len("\n".join(lines))  # the line end of the last line
+        position = start + len(cue_text)
     texts.append(make_untranslated(text[position:]))
     return Document(texts, join_texts)
 
@@ -97,7 +99,9 @@ def _join_lines(lines: Sequence[str]) -> str:
     joined = ""
     previous = ""
     for line in lines:
-        visible = _TAG_OR_QUOTE.sub("", line) or line
+        visible = _TAG_OR_QUOTE.sub("", line)
+        if not visible:
+            visible = line
         joined += space_between(previous, visible) + line
         previous = visible
     return joined

@@ -38,13 +38,14 @@ class XmlToken(NamedTuple):
     namespace: str = ""  # namespace of an element
     name: str = ""  # name of an element; its prefix is removed
     attributes: dict[str, str] = {}  # noqa: RUF012  # never changed
-    """The keys are names without their prefix. Of several with the same name, the last is here."""
+    """Keyed by name without prefix. If several have the same name, only the last one is here."""
     text: str = ""  # the characters of a text; references are replaced
 
     @property
     def prefix(self) -> str:
         """The namespace prefix of a tag as in the source, such as `w:`, or an empty text."""
-        tag_name = re.split(r"[\s/>]", self.raw.strip("</"), maxsplit=1)[0]  # such as w:p
+        tag_content = self.raw.strip("</")  # such as w:p w:id="1">
+        tag_name = re.split(r"[\s/>]", tag_content, maxsplit=1)[0]  # such as w:p
         prefix, colon, _ = tag_name.rpartition(":")
         return prefix + colon
 
@@ -88,9 +89,9 @@ def tokenize_xml(text: str) -> Iterator[XmlToken]:
     parser = _TokenParser()
     for start in range(0, len(content), _BLOCK_BYTES):
         parser.parse(content[start : start + _BLOCK_BYTES])
-        yield from parser.take_tokens(content, None)
+        yield from parser.take_tokens(content, end=None)
     parser.parse(b"", is_final=True)
-    yield from parser.take_tokens(content, len(content))
+    yield from parser.take_tokens(content, end=len(content))
 
 
 class _TokenParser:
@@ -100,10 +101,10 @@ class _TokenParser:
         self._starts: list[int] = []  # positions in bytes
         self._tokens: list[XmlToken] = []  # begin at `_starts`; `take_tokens` adds their source
         self._tag_start = -1  # position of the last start tag
-        self._parser = expat.ParserCreate("utf-8", "}")
+        self._parser = expat.ParserCreate("utf-8", "}")  # "}" follows the namespace in names
         self._parser.namespace_prefixes = True
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
+        self._parser.StartElementHandler = self._add_start_tag
+        self._parser.EndElementHandler = self._add_end_tag
         self._parser.CharacterDataHandler = self._add_text
         self._parser.DefaultHandler = self._add_other
         self._parser.EntityDeclHandler = self._refuse_entity
@@ -135,7 +136,7 @@ class _TokenParser:
         self._starts.append(self._parser.CurrentByteIndex)
         self._tokens.append(token)
 
-    def _start(self, element: str, attributes: dict[str, str]) -> None:
+    def _add_start_tag(self, element: str, attributes: dict[str, str]) -> None:
         """Record a start tag."""
         self._tag_start = self._parser.CurrentByteIndex
         namespace, name = _split_name(element)
@@ -145,7 +146,7 @@ class _TokenParser:
             attributes_by_name[attribute_name] = value
         self._add(XmlToken(XmlKind.OPENING, "", namespace, name, attributes_by_name))
 
-    def _end(self, element: str) -> None:
+    def _add_end_tag(self, element: str) -> None:
         """Record an end tag."""
         if self._parser.CurrentByteIndex != self._tag_start:  # <a/> is one token
             namespace, name = _split_name(element)
