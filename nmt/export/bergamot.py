@@ -58,15 +58,13 @@ def write_bergamot(
     `quantization=int8` does not support the size of a matrix.
     """
     model = convert_model(info, weights, tokenizers, config)
-    for tokenizer, pieces in (
-        (tokenizers.src, model.src_pieces),
-        (tokenizers.tgt, model.tgt_pieces),
-    ):
-        if Tokenizer(tokenizer.model).all_pieces() != pieces:
-            raise ModelError(
-                "format=bergamot needs the ids of the SentencePiece model, and this model has "
-                "others; use format=marian"
-            )
+    src_spm_pieces = Tokenizer(tokenizers.src.model).all_pieces()
+    tgt_spm_pieces = Tokenizer(tokenizers.tgt.model).all_pieces()
+    if src_spm_pieces != model.src_pieces or tgt_spm_pieces != model.tgt_pieces:
+        raise ModelError(
+            "format=bergamot needs the ids of the SentencePiece model, and this model has "
+            "others; use format=marian"
+        )
     if config.quantization is Quantization.int8:
         _check_sizes(model)
     tensors = _make_tensors(model, config.quantization)
@@ -87,8 +85,9 @@ def write_bergamot(
 def make_settings(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> dict[str, Any]:
     """Return the content of `config.yml`."""
     pair = language_pair(info)
-    vocabularies = [f"vocab.{pair}.spm"] * 2
-    if tokenizers.src.model != tokenizers.tgt.model:
+    if tokenizers.src.model == tokenizers.tgt.model:
+        vocabularies = [f"vocab.{pair}.spm", f"vocab.{pair}.spm"]
+    else:
         vocabularies = [f"srcvocab.{pair}.spm", f"trgvocab.{pair}.spm"]
     settings: dict[str, Any] = {
         "relative-paths": True,
@@ -96,7 +95,7 @@ def make_settings(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         "vocabs": vocabularies,
         "beam-size": info.search.beam_size,
         "normalize": info.search.length_exponent,
-        "word-penalty": 0.0 - info.search.word_reward,  # not -0.0 without a reward
+        "word-penalty": 0.0 - info.search.word_reward,  # negation would turn 0.0 into -0.0
         "max-length-break": 128,
         "mini-batch-words": 1024,
         "workspace": 128,
@@ -121,14 +120,17 @@ def _make_tensors(model: MarianModel, quantization: Quantization) -> list[Binary
         if quantization is Quantization.int8 and _is_matrix(name):
             tensors.append(_quantize(name, array))
         else:
-            tensors.append(BinaryTensor(name, FLOAT32, array.shape, array.astype("<f4").tobytes()))
+            content = array.astype("<f4").tobytes()
+            tensors.append(BinaryTensor(name, FLOAT32, array.shape, content))
     return tensors
 
 
 def _make_multipliers(limits: dict[str, float], output_name: str) -> list[BinaryTensor]:
     """Return the multipliers of activations, from the limits that `measure_activations` returns."""
     tensors = []
-    for name, limit in (limits | {output_name: limits[OUTPUT]}).items():
+    limits_by_name = dict(limits)
+    limits_by_name[output_name] = limits[OUTPUT]
+    for name, limit in limits_by_name.items():
         multiplier = struct.pack("<f", _int8_multiplier(limit))
         tensors.append(BinaryTensor(f"{name}_QuantMultA", FLOAT32, (1, 1), multiplier))
     return tensors
@@ -170,15 +172,14 @@ def _check_sizes(model: MarianModel) -> None:
 def _quantize(name: str, array: np.ndarray[Any, Any]) -> BinaryTensor:
     """Return a matrix in int8.
 
-    Weights of linear layers are stored transposed, but the tensor has the shape before that.
+    The content of a linear layer is transposed, while its shape is not.
     """
     multiplier = np.float32(_int8_multiplier(np.abs(array).max()))
     integers = np.round(array * multiplier).astype(np.int8)
     if not _is_embedding(name):
         integers = integers.T
-    return BinaryTensor(
-        name, INTGEMM8, array.shape, integers.tobytes() + struct.pack("<f", multiplier)
-    )
+    content = integers.tobytes() + struct.pack("<f", multiplier)
+    return BinaryTensor(name, INTGEMM8, array.shape, content)
 
 
 def _int8_multiplier(limit: float) -> float:
@@ -188,11 +189,12 @@ def _int8_multiplier(limit: float) -> float:
 
 def model_file_name(info: ModelInfo, config: ExportConfig) -> str:
     """Return the name of the model file. Its ending tells Bergamot's JavaScript the precision."""
-    ending = {
+    endings = {
         "float32": "bin",
         "int8shiftAll": "intgemm8.bin",
         "int8shiftAlphaAll": "intgemm.alphas.bin",
-    }[gemm_precision(config)]
+    }
+    ending = endings[gemm_precision(config)]
     return f"model.{language_pair(info)}.{ending}"
 
 
@@ -220,14 +222,16 @@ def encode_tensors(tensors: list[BinaryTensor]) -> bytes:
     contents = []
     header = struct.pack("<2Q", _FILE_VERSION, len(tensors))
     for tensor in tensors:
-        padding = 0 if tensor.type == INT8 else -len(tensor.content) % _ALIGNMENT
-        contents.append(tensor.content + bytes(padding))
+        content = tensor.content
+        if tensor.type != INT8:
+            content += bytes(-len(content) % _ALIGNMENT)  # zeros up to a multiple
+        contents.append(content)
         name_length = len(tensor.name.encode("utf-8")) + 1
-        header += struct.pack("<4Q", name_length, tensor.type, len(tensor.shape), len(contents[-1]))
+        header += struct.pack("<4Q", name_length, tensor.type, len(tensor.shape), len(content))
     for tensor in tensors:
         header += tensor.name.encode("utf-8") + b"\0"
     for tensor in tensors:
-        header += struct.pack(f"<{len(tensor.shape)}i", *tensor.shape)
+        header += np.array(tensor.shape, dtype="<i4").tobytes()
     # The content begins at a multiple of _ALIGNMENT, after at least one byte of padding.
     header_length = len(header) + 8  # 8 bytes for the length of the padding
     padding = _ALIGNMENT - header_length % _ALIGNMENT
@@ -237,8 +241,8 @@ def encode_tensors(tensors: list[BinaryTensor]) -> bytes:
 def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
     """Return the content of a lexical shortlist with Marian's binary format.
 
-    Every source sentence ends with the source EOS. Its list therefore has the candidates for all
-    sentences. Marian refuses a file whose last lists are empty, so every list has the target EOS.
+    All source sentences end with the source EOS, so the candidates that they share are in its list.
+    Marian refuses a file whose last lists are empty, so every list has the target EOS.
     """
     # without the padding that the import of a Marian model adds as the last id
     src_vocab_size = Tokenizer(tokenizers.src.model).vocab_size
