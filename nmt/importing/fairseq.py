@@ -58,8 +58,8 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     embeddings = drop_tied_copies(tensors, must_tie_output=must_tie_output)
     model = _convert_architecture(settings, has_tied_output=embeddings.has_tied_output)
     folder = path.parent
-    # The checkpoint's languages come first here: the files `dict.LANG.txt` are named after them. In
-    # the imported model, the user's settings come first: they may name the languages differently.
+    # The files `dict.LANG.txt` are named after the languages of the checkpoint. The user may name
+    # the languages of the imported model differently.
     dict_src_lang = settings.get_text("source_lang") or config.src_lang
     dict_tgt_lang = settings.get_text("target_lang") or config.tgt_lang
     src_pieces = _read_pieces(folder, dict_src_lang, embeddings.num_src_rows)
@@ -86,7 +86,8 @@ def _read_settings(path: Path, checkpoint: dict[str, Any]) -> Settings:
     """
     options = checkpoint.get("args")
     if not options:
-        options = dict(checkpoint.get("cfg") or {}).get("model")
+        config = dict(checkpoint.get("cfg") or {})  # it may be None
+        options = config.get("model")
     if isinstance(options, argparse.Namespace):
         options = vars(options)
     if not isinstance(options, dict) or not isinstance(checkpoint.get("model"), dict):

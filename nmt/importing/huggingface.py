@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +156,14 @@ def _read_vocabularies(
 
 
 def _find_text(settings: Settings, name: str, other_name: str) -> str | None:
-    """Return the text of the setting `name`, or of `other_name` if `name` is missing or empty."""
-    return settings.get_text(name) or settings.get_text(other_name) or None
+    """Return the text of the setting `name`, or of `other_name` if `name` is missing or empty.
+
+    Returns None if both are missing or empty.
+    """
+    text = settings.get_text(name)
+    if not text:
+        text = settings.get_text(other_name)
+    return text or None
 
 
 def _load_weights(folder: Path) -> Weights:
@@ -189,9 +194,10 @@ def _find_shards(folder: Path, name: str) -> list[Path]:
     if not index_path.exists():
         return []
     shard_of_tensor = dict(read_json(index_path).get("weight_map", {}))
-    shard_names = sorted(set(map(str, shard_of_tensor.values())))
-    if any(Path(shard_name).name != shard_name for shard_name in shard_names):
-        raise ModelError(f"{index_path} names files outside of its folder; copy it again")
+    shard_names = sorted({str(shard_name) for shard_name in shard_of_tensor.values()})
+    for shard_name in shard_names:
+        if Path(shard_name).name != shard_name:
+            raise ModelError(f"{index_path} names files outside of its folder; copy it again")
     shards = [folder / shard_name for shard_name in shard_names]
     if not all(shard.exists() for shard in shards):
         return []
@@ -240,7 +246,8 @@ def _find_positions(settings: Settings, tensors: TensorFile, d_model: int) -> tu
     """
     for layout, offset in _list_possible_positions(settings, tensors):
         compute_table = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
-        if not any(tensors.differs_from_table(name, compute_table) for name in _POSITION_TABLES):
+        differs = any(tensors.differs_from_table(name, compute_table) for name in _POSITION_TABLES)
+        if not differs:
             return layout, offset
     raise ModelError(f"{settings.path.parent} holds learned positions; these are not imported")
 
@@ -257,8 +264,10 @@ def _list_possible_positions(
         return [(Positions.sinusoidal_concat, settings.get_int("pad_token_id") + 1)]
     possible_positions = [(Positions.sinusoidal_halves, 0)]
     if any(table in tensors for table in _POSITION_TABLES):
-        layouts = [layout for layout in Positions if layout.is_sinusoidal]
-        possible_positions += product(layouts, range(_MAX_POSITION_OFFSET + 1))
+        for layout in Positions:
+            if layout.is_sinusoidal:
+                for offset in range(_MAX_POSITION_OFFSET + 1):
+                    possible_positions.append((layout, offset))
     return possible_positions
 
 
@@ -308,9 +317,11 @@ def _read_vocabulary(
 def _read_fast_tokenizer(path: Path) -> list[tuple[str, Any]]:
     """Return the pieces and ids in `tokenizer.json`."""
     content = read_json(path)
-    vocabulary = dict(content.get("model", {})).get("vocab", {})
+    model = dict(content.get("model", {}))
+    vocabulary = model.get("vocab", {})
     if isinstance(vocabulary, list):  # a unigram model, with pairs of piece and score
-        vocabulary = {str(piece): i for i, (piece, _score) in enumerate(vocabulary)}
+        pieces = [str(piece) for piece, _ in vocabulary]
+        vocabulary = {piece: i for i, piece in enumerate(pieces)}
     pieces_and_ids = list(vocabulary.items())
     for token in content.get("added_tokens", []):
         pieces_and_ids.append((token.get("content"), token.get("id")))
@@ -336,9 +347,7 @@ def _convert_generation(settings: Settings, tgt: SideVocabulary) -> SearchConfig
     forbidden_sequences = [[i] for i in never_generated]
     for bad_sequence in settings.get("bad_words_ids", []):
         if bad_sequence not in forbidden_sequences:
-            pad = [special_ids.pad]
-            start = [special_ids.decoder_start]
-            valid = f"{pad} and {start}, padding and the start"
+            valid = f"[{special_ids.pad}] and [{special_ids.decoder_start}], padding and the start"
             raise settings.make_error("bad_words_ids", bad_sequence, valid)
     return settings.make_search_config(
         beam_size_name="num_beams", exponent_name="length_penalty", default_exponent=1.0

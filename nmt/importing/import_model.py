@@ -76,16 +76,18 @@ def import_model(config: ImportConfig) -> Path:
 
 def _check_importable(path: Path, config: ImportConfig) -> None:
     """Raise a `ConfigError` for a model of nmt or of CTranslate2."""
+    is_model_of_nmt = True
     try:
         load_info(find_model(path))
     except NmtError:
-        pass
-    else:
+        is_model_of_nmt = False
+    if is_model_of_nmt:
         raise ConfigError(
             f"input={config.input} is a model of nmt already; use it, such as in nmt-translate "
             f"{shlex.quote(f'model_dir={config.input}')}"
         )
-    vocabularies = [*path.glob("*vocabulary.json"), *path.glob("*vocabulary.txt")]
+    vocabularies = list(path.glob("*vocabulary.json"))
+    vocabularies += path.glob("*vocabulary.txt")
     if (path / "model.bin").exists() and vocabularies:
         raise ConfigError(
             f"input={config.input} is a model of CTranslate2; give the model that it was made from"
@@ -109,13 +111,19 @@ def find_format(path: Path) -> ImportFormat:
     """Return the toolkit that wrote the files. Raises `ConfigError` if none is recognized."""
     if (path / huggingface.CONFIG).exists():
         return ImportFormat.huggingface
-    folder = path if path.is_dir() else path.parent
-    files = path.iterdir() if path.is_dir() else [path]
+    if path.is_dir():
+        folder = path
+        files = list(path.iterdir())
+    else:
+        folder = path.parent
+        files = [path]
     suffixes = {file.suffix for file in files}
     if ".npz" in suffixes or ".bin" in suffixes:
         return ImportFormat.marian
     if ".pt" in suffixes:
-        has_dictionary = any(folder.glob("dict.*.txt")) or (folder / "dict.txt").exists()
-        return ImportFormat.fairseq if has_dictionary else ImportFormat.opennmt
+        # fairseq stores its vocabularies in files next to the model, OpenNMT-py in the model
+        if any(folder.glob("dict.*.txt")) or (folder / "dict.txt").exists():
+            return ImportFormat.fairseq
+        return ImportFormat.opennmt
     names = ", ".join(toolkit.value for toolkit in _READERS)
     raise ConfigError(f"input={path} holds no known model; set format to one of {names}")

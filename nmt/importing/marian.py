@@ -5,7 +5,7 @@ zeros. The import adds a padding piece with this embedding, so that decoding sta
 large negative output bias makes the probability of padding 0.
 """
 
-# Shapes: V rows of an embedding, D d_model, P positions.
+# V rows of an embedding, D d_model, P positions
 
 from __future__ import annotations
 
@@ -124,18 +124,22 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     settings_bytes = arrays.pop(_SETTINGS_ARRAY).tobytes().rstrip(b"\0")
     settings_text = settings_bytes.decode("utf-8", errors="replace")
     settings = Settings(path, _parse_settings(path, settings_text))
-    tensors = TensorFile(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
+    tensors_by_name = {name: _to_tensor(name, array) for name, array in arrays.items()}
+    tensors = TensorFile(path, tensors_by_name)
     tensors.rename([*_NEW_RULES, *_RULES])
     tensors.rename_or_drop_output_bias("decoder_ff_logit_out_b")
-    embeddings = _add_padding(tensors, drop_tied_copies(tensors))
-    spm_paths = find_spm(folder, config, _SPM_NAMES)
-    src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)
+    embeddings_without_padding = drop_tied_copies(tensors)
+    embeddings = _add_padding(tensors, embeddings_without_padding)
+    src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
+    src_vocabulary, tgt_vocabulary = _find_vocabularies(
+        folder, decoder_settings, (src_spm, tgt_spm)
+    )
     model = _convert_architecture(settings, tensors, has_tied_output=embeddings.has_tied_output)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            _make_side_vocabulary(spm_paths[0], src_vocabulary, embeddings.num_src_rows),
-            _make_side_vocabulary(spm_paths[1], tgt_vocabulary, embeddings.vocab_size),
+            _make_side_vocabulary(src_spm, src_vocabulary, embeddings.num_src_rows),
+            _make_side_vocabulary(tgt_spm, tgt_vocabulary, embeddings.vocab_size),
             shares_embedding=embeddings.shares_embedding,
         ),
         weights=make_state_dict(tensors, model, embeddings),
@@ -159,7 +163,8 @@ def _read_decoder_settings(path: Path, folder: Path) -> Settings:
         decoder_path = Path(f"{weights_path}.decoder.yml")
     if not decoder_path.exists():
         return Settings(decoder_path, {})
-    return Settings(decoder_path, _parse_settings(decoder_path, read_text(decoder_path)))
+    text = read_text(decoder_path)
+    return Settings(decoder_path, _parse_settings(decoder_path, text))
 
 
 def _find_weights(path: Path, model_names: list[str]) -> Path:
@@ -168,7 +173,9 @@ def _find_weights(path: Path, model_names: list[str]) -> Path:
     If the folder holds several, takes the file in `model_names`. Raises `ModelError` if no file or
     several remain, and for Marian's binary format.
     """
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.glob("*.npz"))
     named_files = [file for file in files if file.name in model_names]
     if named_files:
         files = named_files
@@ -227,7 +234,9 @@ def _parse_settings(path: Path, text: str) -> dict[str, Any]:
 
 
 def _list_names(files: list[Path]) -> str:
-    return ", ".join(file.name for file in files) or "none"
+    if not files:
+        return "none"
+    return ", ".join(file.name for file in files)
 
 
 def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
@@ -249,9 +258,11 @@ def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
 def _add_padding(tensors: TensorFile, embeddings: EmbeddingLayout) -> EmbeddingLayout:
     """Add a row for padding to embeddings, output layer and output bias. Returns the new sizes."""
     matrix_names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight")
-    for name in matrix_names:  # those that `drop_tied_copies` has not dropped
-        if name in tensors:
-            tensors.add(name, F.pad(tensors.get_matrix(name), (0, 0, 0, 1)))  # (V + 1, D)
+    for name in matrix_names:
+        if name in tensors:  # `drop_tied_copies` may have dropped it
+            matrix = tensors.get_matrix(name)  # (V, D)
+            padded_matrix = F.pad(matrix, (0, 0, 0, 1))  # (V + 1, D)
+            tensors.add(name, padded_matrix)
     bias = torch.zeros(embeddings.vocab_size)
     if "output.bias" in tensors:
         bias = tensors.take("output.bias", embeddings.vocab_size)
@@ -306,7 +317,8 @@ def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> S
     else:
         pieces_and_ids = add_ids(Tokenizer(read_model(vocabulary_path)).all_pieces())
     pieces = sort_pieces(vocabulary_path, pieces_and_ids, size - 1)
-    pieces.append("<nmt:pad>" if _PAD in pieces else _PAD)
+    has_pad_piece = _PAD in pieces
+    pieces.append("<nmt:pad>" if has_pad_piece else _PAD)
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
     folder = vocabulary_path.parent  # for error messages
     pad_id = size - 1
@@ -320,11 +332,12 @@ def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> S
 
 
 def _convert_norm(settings: Settings) -> Norm:
-    """Return where the model normalizes. Raises `ModelError` if nmt cannot do this."""
+    """Return whether the model is pre-norm or post-norm. Raises `ModelError` if it is neither."""
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     operations = tuple(settings.get(name, "") for name in names)
     if operations not in _NORMS:
-        raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
+        valid = " or ".join(str(supported) for supported in _NORMS)
+        raise settings.make_error(", ".join(names), operations, valid)
     return _NORMS[operations]
 
 
