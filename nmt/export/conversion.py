@@ -56,23 +56,23 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
         )
     check_convertible(model_folder)
     name = f"{quantization.value}-{fingerprint_model(model_folder)}"
-    parents = [model_folder / "ctranslate2", _user_cache_folder(model_folder)]
-    for parent in parents:
-        if (parent / name / EXPORT_INFO).exists():  # a folder gets this name when it is complete
-            return parent / name
-    for parent in parents:
+    caches = [model_folder / "ctranslate2", _user_cache_folder(model_folder)]
+    for cache in caches:
+        if (cache / name / EXPORT_INFO).exists():  # a folder gets this name when it is complete
+            return cache / name
+    for cache in caches:
         try:
-            parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(parent / ".lock").acquire(timeout=_LOCK_SECONDS)
+            cache.mkdir(parents=True, exist_ok=True)
+            held_lock = FileLock(cache / ".lock").acquire(timeout=_LOCK_SECONDS)
         except Timeout:
-            raise NmtError(f"{parent} is locked by another process; stop it, or wait") from None
+            raise NmtError(f"{cache} is locked by another process; stop it, or wait") from None
         except (OSError, RuntimeError):  # it is not writable, or the file system has no locks
             continue
-        with lock:
-            _convert(model_folder, parent / name, quantization)
-        return parent / name
+        with held_lock:  # releases it
+            _convert(model_folder, cache / name, quantization)
+        return cache / name
     raise NmtError(
-        f"neither {parents[0]} nor {parents[1]} can be written, to convert the model for "
+        f"neither {caches[0]} nor {caches[1]} can be written, to convert the model for "
         "CTranslate2; set XDG_CACHE_HOME to a folder that can, or use backend=native"
     )
 

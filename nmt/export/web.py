@@ -81,9 +81,8 @@ def write_web(
 
     model_folder = folder / "model"
     model_folder.mkdir()
-    write_onnx(
-        model_folder, info, weights, tokenizers, replace(config, max_positions=max_positions)
-    )
+    onnx_config = replace(config, max_positions=max_positions)
+    write_onnx(model_folder, info, weights, tokenizers, onnx_config)
     _write_json(model_folder / "settings.json", settings)
     _write_json(model_folder / "source.json", source_vocabulary)
     if tokenizers.src is not tokenizers.tgt:
@@ -126,8 +125,9 @@ def _count_positions(search: SearchConfig) -> int:
     A line is divided into parts of up to `_MAX_SOURCE_LENGTH` tokens. The search settings limit the
     length of the translation of a part.
     """
-    longest = int(search.max_length_a * _MAX_SOURCE_LENGTH) + search.max_length_b
-    return max(longest, search.min_length + 1, _MAX_SOURCE_LENGTH)
+    max_target_length = int(search.max_length_a * _MAX_SOURCE_LENGTH) + search.max_length_b
+    min_target_length = search.min_length + 1  # with EOS
+    return max(max_target_length, min_target_length, _MAX_SOURCE_LENGTH)
 
 
 def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
             "format=web supports BPE and unigram models of SentencePiece with their own ids, and "
             "this model has another tokenizer; use format=onnx"
         )
-    rules = proto.normalizer_spec
+    normalizer = proto.normalizer_spec
     return {
         "type": segmentation,
         "pieces": [piece.piece for piece in proto.pieces],
@@ -152,10 +152,10 @@ def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         "unk_id": tokenizer.unk_id,
         "unk_surface": proto.trainer_spec.unk_surface,
         "normalizer": {
-            "charsmap": base64.b64encode(rules.precompiled_charsmap).decode("ascii"),
-            "add_dummy_prefix": rules.add_dummy_prefix,
-            "remove_extra_whitespaces": rules.remove_extra_whitespaces,
-            "escape_whitespaces": rules.escape_whitespaces,
+            "charsmap": base64.b64encode(normalizer.precompiled_charsmap).decode("ascii"),
+            "add_dummy_prefix": normalizer.add_dummy_prefix,
+            "remove_extra_whitespaces": normalizer.remove_extra_whitespaces,
+            "escape_whitespaces": normalizer.escape_whitespaces,
             "treat_whitespace_as_suffix": proto.trainer_spec.treat_whitespace_as_suffix,
         },
     }
@@ -163,8 +163,11 @@ def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _make_directions(info: ModelInfo, tokenizers: Tokenizers) -> list[dict[str, Any]]:
     """Return the languages of each direction, its source tag, and the ids of its target tag."""
+    pairs = info.directions
+    if not pairs:
+        pairs = [LanguagePair(info.src_lang, info.tgt_lang)]
     directions = []
-    for pair in info.directions or [LanguagePair(info.src_lang, info.tgt_lang)]:
+    for pair in pairs:
         prefix = encode_tag(tokenizers.tgt, pair.tgt_tag)
         direction = {
             "source": pair.src_lang,
@@ -201,9 +204,8 @@ def _write_file_list(folder: Path) -> None:
         if is_loaded and name != "service_worker.js":
             names.append("./" if name == "index.html" else name)
             checksum.update(name.encode("utf-8") + b"\0" + path.read_bytes())
-    content = (
-        f'const VERSION = "{checksum.hexdigest()[:16]}";\nconst FILES = {json.dumps(names)};\n'
-    )
+    version = checksum.hexdigest()[:16]
+    content = f'const VERSION = "{version}";\nconst FILES = {json.dumps(names)};\n'
     (folder / "files.js").write_text(content, encoding="utf-8", newline="\n")
 
 
