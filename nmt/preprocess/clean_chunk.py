@@ -35,7 +35,7 @@ class PairCounts:
         """Add `number` to `counter[name]`, where `counter` is `dropped` or `replaced`.
 
         `examples` are the first locations on one side of a chunk. The examples of the other side
-        may have been added before. Those of both sides are sorted by line.
+        may have been added before. All examples together are sorted by line.
         """
         if number:
             counter[name] += number

@@ -104,7 +104,7 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
         corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
 
     corpus_configs = sorted(config.corpora.items())
-    if split == "train" and corpus_configs:  # `DataConfig.check` refuses data.train beside these
+    if split == "train" and corpus_configs:  # `DataConfig.check` refuses data.train in this case
         for name, corpus_config in corpus_configs:
             add_corpus(f"data.corpora.{name}", name, corpus_config)
         return corpora
@@ -136,11 +136,12 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
     bundled = config.data.corpus
     if bundled is not Corpus.files:
         pairs = load_bundled_corpus(bundled, config.seed)[split]
-        src = "".join(f"{src_line}\n" for src_line, _ in pairs)
-        tgt = "".join(f"{tgt_line}\n" for _, tgt_line in pairs)
+        src_text = "".join(f"{src_line}\n" for src_line, _ in pairs)
+        tgt_text = "".join(f"{tgt_line}\n" for _, tgt_line in pairs)
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")
-        _spool_blocks(paths, [[src.encode(), tgt.encode()]])
-        return [DataSource("", Format.pair, paths, (bundled.value, bundled.value))]
+        _spool_blocks(paths, [[src_text.encode(), tgt_text.encode()]])
+        names = (bundled.value, bundled.value)
+        return [DataSource(corpus="", format=Format.pair, paths=paths, names=names)]
     _check_files(config.data)
     sources = []
     for corpus in _list_corpora(config.data, split):
@@ -330,7 +331,7 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     files = sorted(file for file in glob.glob(glob_pattern) if not os.path.isdir(file))
     if not files:
         raise DataError(f"{name} matches no file; check the pattern")
-    # the same pattern with groups, since `glob` does not return what the wildcards match
+    # the same pattern with groups, since `glob` does not return the texts that wildcards match
     pattern = re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
     matching_files = {}
     for file in files:

@@ -1,7 +1,8 @@
 """The job of a run of preprocessing, its stages, and its work folder.
 
-The work folder `.NAME.work` of a data folder `NAME` lies beside it. Files in it are replaced
-atomically, so that an interrupted run can be continued.
+A stage processes spans of the text (see `nmt.preprocess.chunks`), and writes a record for each span
+when it is finished. The work folder of a data folder `NAME` is `.NAME.work` in the same parent
+folder. Files in it are replaced atomically, so that an interrupted run can be continued.
 """
 
 from __future__ import annotations

@@ -138,9 +138,9 @@ class SearchState:
         length = beam.length - num_unused
         new_sentences = len(self.limits) + torch.arange(len(sources))  # (B',)
         new_limits = torch.tensor(replace(self.request, sources=sources).length_limits())  # (B',)
-        new_columns = torch.full_like(new_limits, length)  # (B',)
+        new_first_columns = torch.full_like(new_limits, length)  # (B',)
         self.limits = torch.cat([self.limits, new_limits])
-        self.first_columns = torch.cat([self.first_columns - num_unused, new_columns])
+        self.first_columns = torch.cat([self.first_columns - num_unused, new_first_columns])
         shape = (len(sources), length)
         device = beam.tokens.device
         # The next step of the model reads the last column, BOS. BOS in the columns before it has no

@@ -194,8 +194,8 @@ class ClientQueues:
         if is_full:
             seconds_until_empty = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
             # a queue that is half empty has space for most requests
-            retry_seconds = math.ceil(seconds_until_empty / 2)
-            raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, retry_seconds)))
+            retry_seconds = max(1, math.ceil(seconds_until_empty / 2))
+            raise QueueFullError(min(retry_seconds, _MAX_RETRY_SECONDS))
 
     def add(self, request: QueuedRequest) -> None:
         """Append a request to the queue of its client."""

@@ -147,12 +147,12 @@ class RoundRunner:
         return _Expectation(search_round.num_expected, end + wait_seconds)
 
     async def _wait_for_expected(self, expectation: _Expectation) -> None:
-        """If a segment waits, wait until the expected number of segments or the deadline.
+        """If fewer segments wait than requests are expected, wait for more until the deadline.
 
-        Never waits for more than `_MIN_SEGMENTS`. A client that was just answered may send its next
-        request at once. If a round started before the request arrives, the request would have to
-        wait for the end of this round. In the long run, each round would search only half of the
-        requests.
+        Returns at once if no segment waits, or `_MIN_SEGMENTS` or more. A client that was just
+        answered may send its next request at once. If a round started before the request arrives,
+        the request would have to wait for the end of this round. In the long run, each round would
+        search only half of the requests.
         """
         num_requests = min(expectation.num_requests, _MIN_SEGMENTS)
         while 0 < self._queues.num_waiting < num_requests:

@@ -34,7 +34,7 @@ class Delivery(NamedTuple):
 
     results: list[tuple[int, SearchResult]]  # with the number of the segment in the round
     batch_sizes: list[int]
-    """The number of segments searched together, once for each join since the last delivery."""
+    """For each start or join since the last delivery, the number of segments in the search."""
 
 
 class SearchRound:

@@ -81,7 +81,7 @@ def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     q_size = config.num_heads * config.d_k
     cross_query_and_output = [(d_model, q_size), (q_size, d_model)]
     d_ff = config.decoder_d_ff or config.d_ff
-    if config.decoder is Decoder.ssru:  # two matrices in the place of self-attention
+    if config.decoder is Decoder.ssru:  # two matrices instead of self-attention
         layer_shapes = [(d_model, d_model)] * 2 + _feed_forward_shapes(config, d_ff)
     else:
         layer_shapes = _layer_shapes(config, d_ff)

@@ -222,20 +222,25 @@ def render_report(
     end = start + timedelta(seconds=run_seconds)
     batches_per_update = len(rank_batches) / len(plans)
     num_epochs = num_updates / len(epoch_plan)
-    sections = {
-        "plan": f"{epoch_plan.num_pairs:,} pairs; {len(epoch_plan):,} updates an epoch of "
+    plan_text = (
+        f"{epoch_plan.num_pairs:,} pairs; {len(epoch_plan):,} updates an epoch of "
         f"{batches_per_update:.1f} batches a rank and "
         f"{tgt_tokens_per_update:,.0f} target tokens; "
         f"{padding_share(lengths, rank_batches):.1%} padding; "
-        f"{num_updates:,} updates are {num_epochs:,.1f} epochs",
-        "memory": memory,
-        "speed": f"{measured_src_tokens / measurement.seconds:,.0f} source and "
-        f"{measured_tgt_tokens / measurement.seconds:,.0f} target tokens a second; "
-        f"{seconds_per_update:.3g} seconds an update (from {len(measurement.plans)}); "
+        f"{num_updates:,} updates are {num_epochs:,.1f} epochs"
+    )
+    src_tokens_per_second = measured_src_tokens / measurement.seconds
+    tgt_tokens_per_second = measured_tgt_tokens / measurement.seconds
+    speed_text = (
+        f"{src_tokens_per_second:,.0f} source and {tgt_tokens_per_second:,.0f} target tokens a "
+        f"second; {seconds_per_update:.3g} seconds an update (from {len(measurement.plans)}); "
         f"{flops_per_second / 1e9:,.0f} GFLOP/s of the model, "
         f"{flops_per_second / peak_flops_per_second:.0%} of the peak of its matrix "
-        "multiplications",
-        "time": f"{hours}:{minutes:02d} hours:minutes without validation and "
-        f"checkpoints; started now, it ends {end:%Y-%m-%d %H:%M}",
-    }
+        "multiplications"
+    )
+    time_text = (
+        f"{hours}:{minutes:02d} hours:minutes without validation and checkpoints; started now, it "
+        f"ends {end:%Y-%m-%d %H:%M}"
+    )
+    sections = {"plan": plan_text, "memory": memory, "speed": speed_text, "time": time_text}
     return "\n".join(f"{title:<8}{text}" for title, text in sections.items())

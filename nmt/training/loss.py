@@ -236,7 +236,7 @@ def cut_embeddings(model: FastTransformer, src_eos_id: int) -> Iterator[None]:
     """Set the embeddings of random tokens to 0 during the block, except for the source's EOS."""
 
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
-        (ids,) = inputs
+        ids = inputs[0]
         is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
         is_cut &= ids != src_eos_id
         return embedded.masked_fill(is_cut.unsqueeze(-1), 0.0)

@@ -113,11 +113,13 @@ def _divide(
     step = max(1, mean_length - 1)  # one less than the mean, so that most fragments fit
     max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
     positions = [0]
-    for multiple in range(step, len(text), step):
-        position = _character_start(text, multiple, max_shift)
+    for step_end in range(step, len(text), step):
+        position = _character_start(text, step_end, max_shift)
         span = _find_span(spans, position)
-        if span is not None:  # cut before the span, or after it if the last cut is at its start
-            position = span.start if span.start > positions[-1] else span.stop
+        if span is not None and span.start > positions[-1]:
+            position = span.start
+        elif span is not None:  # the last cut is at the start of the span
+            position = span.stop
         if position > positions[-1]:
             positions.append(position)
     return _cut(text, positions)

@@ -74,8 +74,10 @@ class Translation:
 
     def __repr__(self) -> str:
         """Show the text and the values that differ between the translations of a line."""
-        text = f"Translation({self.text!r}, score={self.score:.4g}, log_prob={self.log_prob:.4g}"
-        return f"{text})" if self.finished else f"{text}, finished=False)"
+        values = f"{self.text!r}, score={self.score:.4g}, log_prob={self.log_prob:.4g}"
+        if not self.finished:
+            values += ", finished=False"
+        return f"Translation({values})"
 
 
 EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=[], finished=True)

@@ -2,7 +2,7 @@
 growing tree of the beam search, and the likeliest tokens of each step.
 
 The animation is one SVG drawing. Each of its elements appears at a step of the search. The page has
-buttons to move through the steps. An `.svg` file plays the steps with CSS alone, so that it also
+buttons to move through the steps. An `.svg` file plays the steps with CSS only, so that it also
 moves in a README.
 """
 

@@ -102,7 +102,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     runs = [read_metrics(folder) for folder in folders]
     names = _display_names(folders, style)
     newest_update = max(records[-1]["update"] for records in runs)
-    index_groups = [[0]]
+    index_groups = [[0]]  # groups of indices of runs; here a single run
     if len(runs) > 1:
         summaries = [summarize_run(folder) for folder in folders]
         print(run_table(summaries))
@@ -115,7 +115,8 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
         if len(indices) > 1:
             name += f" (mean of {len(indices)} seeds)"
         # the spaces let a long name, such as a list of settings, break after commas
-        group_names.append(textwrap.fill(name.replace(",", ", "), _LINE_CHARACTERS))
+        name = name.replace(",", ", ")
+        group_names.append(textwrap.fill(name, _LINE_CHARACTERS))
     title = f"{group_names[0]} up to update {newest_update:,}"
     if len(runs) > 1:
         title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"

@@ -108,25 +108,25 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     names = _name_nodes(tokenizer, style, layout)
     num_rows = math.ceil(record.num_steps / _MAX_STEPS_PER_ROW)
     steps_per_row = math.ceil(record.num_steps / num_rows)
-    rows = {}  # the layout of each row, by its first step
+    row_layouts = {}  # the layout of each row, keyed by its first step
     for start in range(0, record.num_steps, steps_per_row):
-        rows[start] = layout_row(layout, start, steps_per_row)
+        row_layouts[start] = layout_row(layout, start, steps_per_row)
     best_tokens = list(hypotheses[0].tokens)
     panel_heights: list[float] = []  # inches; for each row a tree, then a table of words
-    for start, row in rows.items():
-        highest = max(height for _, height in row.values())
+    for start, row_layout in row_layouts.items():
+        highest = max(height for _, height in row_layout.values())
         panel_heights.append(max(_MIN_TREE_INCHES, _LEAF_INCHES * highest + 1))
         has_words = start < len(best_tokens)  # false after the end of the best hypothesis
         panel_heights.append(_WORDS_INCHES if has_words else _NO_WORDS_INCHES)
     width = _STEP_INCHES * steps_per_row + 2.4
-    figure = style.figure(width, sum(panel_heights) + 0.4 * len(rows))
+    figure = style.figure(width, sum(panel_heights) + 0.4 * len(row_layouts))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
-    for i, (start, row) in enumerate(rows.items()):
+    for i, (start, row_layout) in enumerate(row_layouts.items()):
         # each row has a panel with its tree, and below it a panel with its table of words
         tree_axes = panels[2 * i]
         word_axes = panels[2 * i + 1]
         end = start + steps_per_row
-        _draw_tree(tree_axes, style, record, hypotheses, row, names)
+        _draw_tree(tree_axes, style, record, hypotheses, row_layout, names)
         _draw_words(word_axes, style, record, best_tokens[:end], tokenizer, start)
         for axes in (tree_axes, word_axes):
             axes.set_xlim(start - 0.4, end + 1.6)

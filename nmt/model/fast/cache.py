@@ -171,8 +171,9 @@ class KVCache:
         """Add `count` columns, which `update` then writes in every layer."""
         self.num_columns += count
         if self.width > self.capacity:
+            needed_capacity = self.width + _SPARE_STEPS * count
             # grow by half or more, so that few steps copy the cache
-            self.capacity = max(self.width + _SPARE_STEPS * count, 3 * self.capacity // 2)
+            self.capacity = max(needed_capacity, 3 * self.capacity // 2)
 
     def update(self, layer_index: int, new_keys_values: Tensor) -> Tensor:
         """Write keys and values (2, B, K, W, d) into the newest columns of a layer.
@@ -280,7 +281,8 @@ class AttentionCache:
         if self._uses_gather_index:
             self.context = StepContext(grid, gather_index=self._index_columns(grid))
         else:
-            mask = to_device(grid.rows_to_grid(self.attention_mask).unsqueeze(1), self._device)
+            mask = grid.rows_to_grid(self.attention_mask).unsqueeze(1)  # (B, 1, W, used columns)
+            mask = to_device(mask, self._device)
             bias = additive_mask(mask, self.keys_values.width)  # (B, 1, W, C)
             distances = None
             if self._has_position_bias:
@@ -295,7 +297,8 @@ class AttentionCache:
         columns of other beams have no meaning, and the bias hides these columns.
         """
         positions = self.attention_mask.cumsum(dim=1)  # (R, C)
-        distances = grid.rows_to_grid(positions - positions[:, -1:])
+        newest_positions = positions[:, -1:]  # (R, 1)
+        distances = grid.rows_to_grid(positions - newest_positions)
         num_spare = self.keys_values.width - distances.size(2)  # columns not used yet
         return to_device(F.pad(distances, (0, num_spare)), self._device)
 
@@ -321,7 +324,7 @@ class AttentionCache:
         bias = None
         if not have_one_length or longest < MIN_WIDTH:  # the bias hides the padding
             padded_lengths = F.pad(lengths, (0, num_filler), value=1)  # (padded R,)
-            mask = torch.arange(columns.size(1)) < padded_lengths[:, None]
+            mask = torch.arange(columns.size(1)) < padded_lengths.unsqueeze(1)  # (padded R, T)
             bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (padded R, 1, T)
         return GatherIndex.from_columns(
             columns,

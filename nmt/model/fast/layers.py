@@ -178,6 +178,7 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
     if not _suits_onednn(a):
         return a.T @ b
     multiply = torch.ops.mkldnn._linear_pointwise
+    # the rows of zeros that padding appends do not change the product
     return multiply(_pad_rows(a).T, _pad_rows(b).T, None, "none", [], "")  # type: ignore[no-any-return]
 
 
@@ -280,7 +281,8 @@ class _OneDnnLinear(torch.autograd.Function):
             if bias is not None:
                 bias = bias.bfloat16()
         y = _onednn(x, multiplied_weight, bias, activation)
-        ctx.save_for_backward(x, weight, y if activation == "relu" else None)
+        activated = y if activation == "relu" else None
+        ctx.save_for_backward(x, weight, activated)
         return y
 
     @staticmethod
