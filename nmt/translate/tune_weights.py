@@ -27,11 +27,6 @@ class ChannelWeights:
     reverse_weight: float
     length_weight: float
 
-    @property
-    def magnitude(self) -> float:
-        """The sum of absolute values."""
-        return abs(self.reverse_weight) + abs(self.length_weight)
-
 
 class CandidateScorer(Protocol):
     """Scores the corpus of one candidate per line; higher scores are better.
@@ -50,13 +45,13 @@ class CandidateScorer(Protocol):
 def find_weights(
     candidates: Sequence[Sequence[Translation]], scorer: CandidateScorer
 ) -> ChannelWeights:
-    """Return the smallest weights whose best candidates have about the highest score.
+    """Return weights whose best candidates have about the highest score.
 
     Many weights have almost the highest score, and which of them has the highest depends on the
-    lines. Large weights may only fit the lengths of these references. So among the weights that are
-    at most one standard error worse than the best, returns those with the smallest sum of absolute
-    values (the 1-SE rule of Breiman et al., 1984). The standard error is computed from the
-    differences between the two scores in bootstrap resamples.
+    lines. Large weights of the length often fit only the lengths of these references. So among the
+    weights that are at most one standard error worse than the best (the 1-SE rule of Breiman et
+    al., 1984), returns those with the smallest weight of the length, and the smallest reverse
+    weight among these. The standard error is the one of the difference of two scores.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
@@ -75,14 +70,17 @@ def find_weights(
         scores[weights] = scorer.score(features.choose(weights))
     best = max(scores, key=lambda weights: scores[weights])
     best_resampled_scores = scorer.score_resamples(features.choose(best))
-    # the smallest weights first, and among equally small ones the highest score first
-    by_magnitude = sorted(scores, key=lambda weights: (weights.magnitude, -scores[weights]))
-    for weights in by_magnitude:
+    for weights in sorted(scores, key=_simplicity):
         resampled_scores = scorer.score_resamples(features.choose(weights))
         standard_error = float(np.std(best_resampled_scores - resampled_scores))
         if scores[best] - scores[weights] <= standard_error:
             return weights
     return best
+
+
+def _simplicity(weights: ChannelWeights) -> tuple[float, float]:
+    """Return a key that sorts weights from the simplest to the least simple."""
+    return abs(weights.length_weight), weights.reverse_weight
 
 
 def choose_by_weights(
