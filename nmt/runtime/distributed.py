@@ -185,8 +185,10 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     device_type, _, index = name.partition(":")
     if device_type not in device_counts or (index and not index.isdigit()):
         raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
-    device_index = int(index or 0)
-    if device_type == "cuda" and not index:
+    device_index = 0
+    if index:
+        device_index = int(index)
+    elif device_type == "cuda":
         device_index = local_rank
     if device_index >= device_counts[device_type]:
         raise DeviceError(

@@ -41,7 +41,10 @@ class BeamSearch:
         *,
         num_copies: int = 1,
     ) -> None:
-        """With `num_copies` n, sentence i is searched as n sentences, numbered from i * n."""
+        """Encode the sentences of `request` with the model of `stepper`.
+
+        With `num_copies` n, sentence i is searched as n sentences, numbered from i * n.
+        """
         self._state = SearchState(stepper, request, tokenizers, num_copies=num_copies)
         self._num_sentences = 0  # number of sentences added so far
         self._results: dict[int, ResultList] = {}  # keyed by number of the sentence

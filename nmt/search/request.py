@@ -122,7 +122,7 @@ class SearchRequest:
                     )
 
     def decode_source(self, sentence: int, tokenizers: Tokenizers) -> str:
-        """Return the text of a source, without its tag and without hints."""
+        """Return the text of a source, without its tag and without hints (`nmt.data.hints`)."""
         text = tokenizers.src.decode(self.sources[sentence])
         if self.config.hints:
             text = remove_hints_from_text(text)

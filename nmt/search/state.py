@@ -35,7 +35,10 @@ class SearchState:
         *,
         num_copies: int = 1,
     ) -> None:
-        """Encode the sentences. With `num_copies` n, each sentence becomes n equal sentences."""
+        """Encode the sentences with the model of `stepper`.
+
+        With `num_copies` n, each sentence becomes n equal sentences.
+        """
         src, src_lengths = pad_source(request.sources, tokenizers)  # (B, S), (B,)
         needs_attention = request.config.needs_attention
         model_state = stepper.start(src, src_lengths, with_attention=needs_attention)

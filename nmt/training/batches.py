@@ -213,7 +213,8 @@ class BatchMaker:
             lengths = np.array([(len(pair.src) + 1, len(pair.tgt) + 1) for pair in pairs])
             micro_batches = []
             for indices in self._divide(lengths, self.lengths[rows]):
-                micro_batches.append(self.pack_pairs([pairs[i] for i in indices]))
+                micro_batch_pairs = [pairs[i] for i in indices]
+                micro_batches.append(self.pack_pairs(micro_batch_pairs))
             batches.append(micro_batches)
         return batches
 

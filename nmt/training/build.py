@@ -90,7 +90,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         )
     if config.bidirectional:
         _check_bidirectional(data_info, tokenizers)
-    # read before the alignment of words is learned, which may take long
+    # the lemmas of hints; read before the alignment of words is learned, which may take long
     lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
     data = ParallelData(data_dir, "train", bidirectional=config.bidirectional)
     validation = Validation(data_dir, tokenizers, config, world)

@@ -142,8 +142,9 @@ def measure_flops_per_second(
         x = torch.randn(num_rows, in_size, device=device, dtype=dtype)
         weight = torch.randn(measured_out_size, in_size, device=device, dtype=dtype)
         fastest_seconds = _measure_fastest(x, weight, seconds=PEAK_SECONDS / len(shapes))
-        # Sum operations and time of one row. A row has `out_size` output numbers in each matrix.
-        flops += count * 6.0 * in_size * out_size
+        # Sum the operations and the time of one row. Each of the three multiplications takes two
+        # operations for each weight. A row has `out_size` output numbers.
+        flops += count * 3 * 2.0 * in_size * out_size
         seconds_per_output = fastest_seconds / (num_rows * measured_out_size)
         seconds += count * seconds_per_output * out_size
     return flops / seconds

@@ -1,4 +1,8 @@
-"""Build the translations of lines from hypotheses, and write them as text or JSON."""
+"""Build the translations of lines from hypotheses, and write them as text or JSON.
+
+A window is a group of lines that are translated together. A segment is a line, or a part of a long
+line, which is searched as one sentence.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +204,7 @@ def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[st
 def _leave_out_hints(
     source_tokens: Sequence[str], translations: Sequence[Translation]
 ) -> tuple[list[str], list[Translation]]:
-    """Remove hints from the source tokens, and align the translations to the remaining tokens."""
+    """Remove hints (`nmt.data.hints`) from the source tokens; align translations to the others."""
     without_hints = remove_hints(source_tokens)
     aligned = []
     for translation in translations:
