@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 from faults import train_and_die
 from ranks import child
+from serving import eventually
 from toy import call_before, command, read_records, read_values, train
 
 from nmt.config import TrackerName
 from nmt.errors import EXIT_DONE, EXIT_USER
 from nmt.training import trackers
-from nmt.training.trackers import TrackerThread
+from nmt.training.trackers import RunInfo, TrackerThread
 
 Point = tuple[int, str, float]  # update, name, value
 CONFIG = "seed: 1\nmodel:\n  d_model: 16\n"
@@ -258,6 +259,79 @@ def test_a_tracker_that_never_answers_costs_a_run_nothing(
     assert len(spent) >= 12
     assert statistics.median(spent) < 0.01 * seconds / len(spent)
     assert len(read_records(run_dir, "loss")) == 12
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, float]]]:
+    """The positions and metrics in a tracker in memory, in place of TensorBoard and MLflow."""
+    records_in_memory: list[tuple[int, dict[str, float]]] = []
+
+    class Memory:
+        is_durable = True
+
+        def __init__(self, run: RunInfo) -> None:
+            """Open the tracker; all runs are one."""
+
+        def newest_position(self) -> int:
+            return records_in_memory[-1][0] if records_in_memory else 0
+
+        def write(self, position: int, metrics: dict[str, float]) -> None:
+            records_in_memory.append((position, metrics))
+
+        def close(self) -> None:
+            """Do nothing: nothing is buffered."""
+
+    for name in (TrackerName.tensorboard, TrackerName.mlflow):
+        monkeypatch.setitem(trackers._TRACKERS, name, Memory)
+    return records_in_memory
+
+
+def test_each_record_is_sent_once_whatever_the_marker_and_the_tracker_hold(
+    run_dir: Path, stored: list[tuple[int, dict[str, float]]]
+) -> None:
+    lines = records(8)
+    expected = []
+    for line in lines:
+        metrics = {name: line[name] for name in line if name not in ("update", "event", "batch")}
+        if metrics:
+            expected.append((2 * line["update"] + ("valid_loss" in line), metrics))
+    marker_path = run_dir / "trackers" / "tensorboard.json"
+    write_lines(run_dir, lines)
+    # all is new; the process was killed before the marker was written; the tracker lost records
+    for num_stored, marked_position in ((0, 0), (4, 0), (3, 99)):
+        del stored[num_stored:]
+        if num_stored:
+            marker = json.loads(marker_path.read_text()) | {"sent": marked_position}
+            marker_path.write_text(json.dumps(marker))
+        feed = TrackerThread(TrackerName.tensorboard, run_dir)
+        trackers.close_trackers([feed], 120)
+        assert feed.is_complete, num_stored
+        assert stored == expected, num_stored
+        assert json.loads(marker_path.read_text())["sent"] == expected[-1][0], num_stored
+
+
+def test_a_line_that_is_being_written_is_sent_when_it_is_complete(
+    run_dir: Path, stored: list[tuple[int, dict[str, float]]]
+) -> None:
+    lines = records(2)
+    write_lines(run_dir, [*lines, {"update": 3, "loss": 1.5}])
+    content = (run_dir / "metrics.jsonl").read_bytes()
+    (run_dir / "metrics.jsonl").write_bytes(content[:-9])
+    feed = TrackerThread(TrackerName.tensorboard, run_dir)
+    eventually(lambda: len(stored) == 1)
+    with (run_dir / "metrics.jsonl").open("ab") as file:
+        file.write(content[-9:])
+    trackers.close_trackers([feed], 120)
+    assert [position for position, _ in stored] == [4, 6]
+
+
+@pytest.mark.usefixtures("stored")
+def test_the_end_of_a_run_reaches_all_trackers(run_dir: Path) -> None:
+    write_lines(run_dir, records(4))
+    names = (TrackerName.tensorboard, TrackerName.mlflow)
+    threads = [TrackerThread(name, run_dir) for name in names]
+    trackers.close_trackers(threads, 20)
+    assert [thread.is_complete for thread in threads] == [True, True]
 
 
 def test_trackers_are_closed_at_the_same_time_and_the_log_names_those_waited_for(
