@@ -14,8 +14,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+from test_config import composed
 from toy import TINY, call_before, command, read_records
 
+from nmt.cli import sweep
 from nmt.cli.commands import COMMANDS
 from nmt.cli.compose import ComposedCommand, compose_command
 from nmt.config import Theme, VisualizeConfig
@@ -114,10 +116,11 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(tmp_path: Path
         ("b1", 5.0, "seed: 1\nlayers: 3\n"),
         ("a2", 4.0, "seed: 2\nlayers: 6\n"),
         ("a1-again", 1.0, "seed: 1\nlayers: 6\n"),  # no new seed
+        ("c3", 1.0, "seed: 3\nlayers: 9\n"),  # differs in more than its seed
     ):
         folders.append(str(write_run(tmp_path / name, loss, settings=settings)))
     summaries = [run_table.summarize_run(Path(folder)) for folder in folders]
-    assert run_table.group_by_seed(summaries) == [[0, 2], [1], [3]]
+    assert run_table.group_by_seed(summaries) == [[0, 2], [1], [3], [4]]
     records = [run_table.read_metrics(Path(folder)) for folder in folders]
     records[2].append({"update": 15, "valid_loss": 9.0})  # an update of only one run
     expected = ([5, 10], [2.5, 3.5], [1.5, 1.5])
@@ -133,6 +136,10 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(tmp_path: Path
     assert sorted(set(band.get_paths()[0].vertices[:, 1])) == [1.0, 4.0]
     [first, second] = [text.get_text() for text in figure.legends[0].get_texts()]
     assert (first, second) == ("a1 (mean of 2 seeds)", "b1")
+    assert figure.axes[0].get_legend() is None  # the legend of the figure names the runs
+    figure = runs.draw_run(VisualizeConfig(run_dir=folders[:1]), Style(Theme.light))
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert len(labels) == 2  # training and validation
 
 
 @pytest.mark.slow
@@ -144,7 +151,6 @@ def test_what_run_prints_the_table_of_several_runs(capsys: pytest.CaptureFixture
     assert [line.split()[0] for line in table] == ["seed", "1", "2"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("two_runs")
 def test_evaluate_compares_runs_and_systems(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("evaluate", "run_dir=s") == EXIT_DONE
@@ -199,6 +205,32 @@ def test_a_sweep_that_fails_shows_the_runs_before_and_the_file_of_its_sweeper(
         assert [line.split()[0] for line in table] == ["seed", "1", "2"]
         is_named = "the sweeper found are in runs/optimization_results.yaml" in caplog.text
         assert is_named == (seeds == "1,2,3")
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_sweep_ends_with_a_table_of_its_runs_and_the_file_that_its_sweeper_has_written(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("s/failed").mkdir()  # without metrics
+    run_dirs = ["s/a=1,seed=2", "s/failed", "s/a=1,seed=1"]
+    results = Path("runs", "optimization_results.yaml")
+    results.parent.mkdir()
+    results.touch()
+    for modified_seconds, is_named in ((99, False), (100, True)):
+        os.utime(results, (modified_seconds, modified_seconds))
+        with caplog.at_level(logging.INFO, "nmt"):
+            sweep._report_sweep(run_dirs, start_seconds=100)
+        table = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in table] == ["seed", "1", "2"]
+        assert (
+            f"the best values that the sweeper found are in {results}" in caplog.text
+        ) == is_named
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_names_of_existing_runs_may_have_commas() -> None:
+    config = composed("visualize", "run_dir=[s/a=1,seed=1,s/a=1,seed=2,s/a=1]")
+    assert config.run_dir == ["s/a=1,seed=1", "s/a=1,seed=2", "s/a=1"]
 
 
 @pytest.mark.slow
