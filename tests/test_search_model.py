@@ -184,6 +184,29 @@ def test_sentences_that_join_a_running_search_get_the_same_results() -> None:
     assert num_joined > 18
 
 
+def test_sentences_may_join_when_those_that_began_the_search_are_complete() -> None:
+    stepper = ModelStepper(decided_model(Norm.pre))
+    settings = config(4, a=1.0, b=2)
+    source = random_source([2, 24, 4])
+    expected = find(stepper, source, settings)
+    # the second sentence has results long after the first one is complete
+    assert len(expected[1][-1].tokens) > 2 * len(expected[0][-1].tokens)
+    prepare_for_inference(stepper.model)
+    rows = source_rows(source)
+    beams = BeamSearch(stepper, SearchRequest(rows[:1], settings), TOKENIZER)
+    assert beams.step() == set()
+    beams.join(rows[1:2])
+    complete_sentences: set[int] = set()
+    while 0 not in complete_sentences:
+        complete_sentences |= beams.step()
+    assert complete_sentences == {0}
+    beams.join(rows[2:])
+    while beams.num_live:
+        beams.step()
+    for number in range(3):
+        assert_same(beams.result(number), expected[number], tolerance=1e-4, case=number)
+
+
 def test_no_sentence_joins_a_search_that_would_take_its_padding_for_a_repeated_eos() -> None:
     """The decoder of imported M2M100, NLLB and fairseq models starts with EOS."""
     control = SimpleNamespace(**{**vars(TOKENIZER.tgt), "bos_id": EOS})
