@@ -59,14 +59,19 @@ def test_nmt_alone_lists_the_commands() -> None:
     assert all(f"  {name}" in result.stdout for name in COMMANDS)
 
 
-@pytest.mark.slow
-def test_help_shows_the_values_of_the_settings_that_are_given() -> None:
-    text = run("nmt-train", "model=tiny", "seed=7", "--help").stdout
+def test_help_shows_the_values_of_the_settings_that_are_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def read_help(*words: str) -> str:
+        assert entry.main(COMMANDS["train"], [*words, "--help"]) == 0
+        return capsys.readouterr().out
+
+    text = read_help("model=tiny", "seed=7")
     assert "in brackets: the value with your settings" in text
     for line in ("model.d_model [128]", "seed [7]", "max_updates [1500]", "adapter [none]"):
         assert f"  {line}" in text
     for words in ([], ["model=nonsense"], ["-m"]):
-        assert "  model.d_model [512]" in run("nmt-train", *words, "--help").stdout, words
+        assert "  model.d_model [512]" in read_help(*words), words
 
 
 @pytest.mark.slow
