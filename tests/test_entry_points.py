@@ -148,7 +148,7 @@ IMPORTED_LATER = {
     "translate": [
         *["ctranslate2", "filelock", "google", "html.parser", "hydra", "jinja2", "pyarrow"],
         *["nmt.data.binary", "nmt.data.vocabulary", "nmt.documents.formats", "nmt.evaluate"],
-        *["nmt.export", "nmt.translate.attention", "sacrebleu", "xml.parsers.expat"],
+        *["nmt.export", "nmt.translate.attention", "regex", "sacrebleu", "xml.parsers.expat"],
     ],
     "train": ["hydra", "jinja2", "nmt.documents", "nmt.export", "nmt.preprocess"],
     "evaluate": [

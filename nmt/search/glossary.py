@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
-
-import regex  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, NamedTuple
 
 from nmt.data.hints import Term, add_hints
 from nmt.data.lemmas import Lemmas
@@ -19,14 +17,25 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.search.protect import protected_spans, without_space
 
+if TYPE_CHECKING:
+    import regex  # type: ignore[import-untyped]
+
 _CASE = "case"  # flag: the source must have the case of the term
 _INSIDE = "part"  # flag: the term is also found inside of words
 # a character of a script without spaces between words, which counts as a word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
 _OTHER_WORD = rf"(?:(?!{_IDEOGRAPH})\w)+"  # a word in any other script
 _SYMBOL = r"[^\w\s]"  # counts as a word, too
-# `regex` instead of `re`, whose \w does not match vowel signs of Hindi and other languages
-_WORD = regex.compile(f"{_IDEOGRAPH}|{_OTHER_WORD}|{_SYMBOL}")
+_WORD = f"{_IDEOGRAPH}|{_OTHER_WORD}|{_SYMBOL}"
+
+
+@lru_cache(maxsize=4096)
+def _compile(pattern: str) -> regex.Pattern[str]:
+    """Compile a pattern with `regex`. In `re`, \\w does not match vowel signs, such as in Hindi."""
+    # here, since most commands have no glossary, and the import takes 8 ms
+    import regex
+
+    return regex.compile(pattern)
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ def parse_entry(line: str) -> Entry:
     source = _normalize(source.strip())
     targets = tuple(form.strip() for form in forms.split("|") if form.strip())
     is_printable = all(_normalize(text).isprintable() for text in (source, *targets))
-    if not _WORD.search(source) or not targets or not is_printable:
+    if not _compile(_WORD).search(source) or not targets or not is_printable:
         raise ConfigError(f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair a line")
     flags = set(flag_text.replace(",", " ").split())
     unknown_flags = flags - {_CASE, _INSIDE}
@@ -110,7 +119,7 @@ class Glossary:
             self.lines.append(entry.line)
             if entry.matches_case:
                 self._has_case_sensitive_entries = True
-            words = tuple(word.casefold() for word in _WORD.findall(entry.source))
+            words = tuple(word.casefold() for word in _compile(_WORD).findall(entry.source))
             self._by_words.setdefault(words, []).append(entry)
             max_words = self._max_words.get(words[0], 0)
             self._max_words[words[0]] = max(len(words), max_words)
@@ -189,7 +198,8 @@ class Glossary:
             return
         normalized = ""
         spans: list[range] = []  # for each normalized character, the span in `text`
-        for match in regex.finditer(r"\X", text):  # visible characters, with their combining marks
+        # visible characters, with their combining marks
+        for match in _compile(r"\X").finditer(text):
             character = _normalize(match.group())
             normalized += character
             spans += [range(match.start(), match.end())] * len(character)
@@ -200,7 +210,7 @@ class Glossary:
 
     def _find_in_normalized(self, text: str) -> Iterator[_Match]:
         """Yield each term that occurs in `text`, which must be normalized."""
-        word_matches = list(_WORD.finditer(text))
+        word_matches = list(_compile(_WORD).finditer(text))
         words = [match.group().casefold() for match in word_matches]
         word_index = 0  # of the word at which a term may begin
         while word_index < len(words):
@@ -298,14 +308,14 @@ def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pa
         first_capitalized = [capitalized[0], *written[1:]]
         for word_patterns in (written, first_capitalized, capitalized, capitals):
             alternatives.append(" ".join(word_patterns))
-    return regex.compile("|".join(alternatives))
+    return _compile("|".join(alternatives))
 
 
 def _any_form_pattern(forms: Iterable[str]) -> str:
     """Return a pattern for any of the forms of a word, as a whole word."""
     alternatives = []
     for form in sorted(forms, key=len, reverse=True):
-        pattern = regex.escape(form)
+        pattern = re.escape(form)
         if _is_word_character(form[0]):
             pattern = r"(?<!\w)" + pattern
         if _is_word_character(form[-1]):
@@ -316,7 +326,7 @@ def _any_form_pattern(forms: Iterable[str]) -> str:
 
 def _is_word_character(character: str) -> bool:
     """Return whether a character may be part of a longer word. An ideograph is a whole word."""
-    return bool(regex.match(r"\w", character)) and not re.match(_IDEOGRAPH, character)
+    return bool(_compile(r"\w").match(character)) and not re.match(_IDEOGRAPH, character)
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nmt.config import OutputFormat
 from nmt.data.hints import remove_hints
@@ -21,8 +21,10 @@ from nmt.search.protect import lacks_protected
 from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.long_lines import join_parts
 from nmt.translate.recasing import apply_case
-from nmt.translate.unknown_words import SourceWords
 from nmt.translate.windows import EncodedWindow, Window
+
+if TYPE_CHECKING:
+    from nmt.translate.unknown_words import SourceWords
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +167,9 @@ def build_line_results(
         hypotheses = [result for result in results_of_line if not isinstance(result, Failure)]
         source_words = None
         if unk_replacement:
+            # here, since it imports `regex`, which other translations do not need
+            from nmt.translate.unknown_words import SourceWords
+
             source_words = SourceWords(encoded.texts[i], segments, tokenizers.src, num_truncated)
         translations = _join_segments(segments, hypotheses, tokenizers.tgt, n_best, source_words)
         source_tokens: list[str] = []
