@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
 from exporting import random_model
 from faults import train_and_die
 from ranks import child
@@ -134,6 +135,38 @@ def test_a_line_of_metrics_that_is_cut_off_is_left_out(
             limit_files(-1)
         log.write({"update": update, "loss": 1.0})
     assert read_values(tmp_path, "loss") == [1, 3]
+
+
+def test_the_newest_intact_checkpoint_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [checkpoint.checkpoint_dir(tmp_path, update) for update in (4, 8, 12)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    damaged_folders: list[Path] = []
+
+    def load(folder: Path) -> Path:
+        if folder in damaged_folders:
+            raise ModelError(f"{folder} is damaged")
+        return folder
+
+    monkeypatch.setattr(checkpoints, "load_checkpoint", load)
+    for folder in reversed(folders):
+        assert load_newest(tmp_path) == folder
+        damaged_folders.append(folder)
+    with pytest.raises(ModelError, match="no checkpoint in .* can be read"):
+        load_newest(tmp_path)
+
+
+def test_a_copy_in_host_memory_is_not_changed_by_training() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    state = checkpoints.copy_tree_to_host({"groups": [{"weight": weight}], "step": 3})
+    with torch.no_grad():
+        weight.zero_()
+    assert state["step"] == 3
+    assert state["groups"][0]["weight"].tolist() == [1.0, 1.0]
+    assert not state["groups"][0]["weight"].requires_grad
 
 
 def test_metrics_after_the_checkpoint_are_removed_and_its_validation_is_repeated(

@@ -163,6 +163,25 @@ def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_pa
         assert_near(resumed.weights_to_save(), learner.weights_to_save(), name, atol=1e-6)
 
 
+def test_a_learner_that_loads_the_state_of_another_goes_on_alike(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    update = make_update(CUTS["one batch"])
+    schedule_free = OptimizerConfig(name=Optimizer.schedule_free, schedule=Schedule.constant)
+    cases: list[dict[str, Any]] = [{}, {"ema_decay": 0.9}, {"optimizer": schedule_free}]
+    for changes in cases:
+        learner = make_run(data_dir, tmp_path, **changes).learner
+        for _ in range(2):
+            change(learner, update)
+        state, weights = copy.deepcopy((learner.state_dict(), learner.weights_to_save()))
+        resumed = make_run(data_dir, tmp_path, **changes).learner
+        resumed.load_state_dict(state, weights)
+        change(learner, update)
+        change(resumed, update)
+        assert_same_tensors(resumed.model.state_dict(), learner.model.state_dict(), changes)
+        assert_same_tensors(resumed.weights_to_save(), learner.weights_to_save(), changes)
+
+
 def test_only_the_largest_micro_batch_runs_where_memory_is_measured(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
