@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from logging.handlers import BufferingHandler
 from pathlib import Path
@@ -403,6 +404,23 @@ def test_impossible_jobs_are_one_line(
     shutil.copytree(folder / "distill", tmp_path / "data/distilled")
     with pytest.raises(DataError, match="data/distilled holds .* give another output"):
         distill(folder, Path("data/distilled"), max_ratio=3.0)
+
+
+def test_a_corpus_with_pairs_is_replaced_only_if_the_settings_say_so(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    config = DistillConfig(model_dir=["model"], input=["text"], output=str(tmp_path))
+    synthesis._check_replacement(config)  # there is no corpus
+    summary.write_text('{"counts": {"pairs": 0}}', encoding="utf-8")
+    synthesis._check_replacement(config)
+    for content, problem in (
+        ('{"counts": {"pairs": 1234}}', "holds 1,234 pairs of another model"),
+        ('{"counts": 3}', "holds pairs of another model"),
+        ("{", "holds pairs of another model"),
+    ):
+        summary.write_text(content, encoding="utf-8")
+        with pytest.raises(DataError, match=problem):
+            synthesis._check_replacement(config)
+        synthesis._check_replacement(replace(config, overwrite=True))
 
 
 @pytest.mark.slow
