@@ -56,7 +56,8 @@ def read_dataset(
     try:
         with closing(tables):  # type: ignore[type-var]
             for table in tables:
-                yield [_join_lines(column, name) for column in _find_columns(table, fields, name)]
+                columns = _find_columns(table, fields, name)
+                yield [_join_lines(column, name) for column in columns]
     except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
         reason = to_one_line(error, 300)
         raise DataError(f"dataset {name} cannot be read: {reason}") from None
@@ -70,8 +71,10 @@ def _read_tables(settings: SplitConfig, split: str) -> Iterator[pa.Table]:
     if path.is_dir():
         check_tree(path)
     if any((path / name).is_file() for name in _SAVED_DATASET_FILES):
-        saved = datasets.load_from_disk(str(path))
-        dataset_by_split = saved if isinstance(saved, dict) else {split: saved}
+        saved_dataset = datasets.load_from_disk(str(path))
+        dataset_by_split = {split: saved_dataset}
+        if isinstance(saved_dataset, dict):  # a dataset with several splits
+            dataset_by_split = saved_dataset
     else:
         builder = _make_builder(datasets, path, settings, split)
         if hasattr(builder.config, "batch_size"):  # Parquet reads whole row groups by default

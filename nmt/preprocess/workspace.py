@@ -112,12 +112,8 @@ def run_stage(
     num_pairs = sum(span.num_pairs for span in spans)
     num_remaining_pairs = sum(span.num_pairs for span in remaining_spans)
     num_workers = min(count_workers(job.config.num_threads), len(remaining_spans))
-    workers = open_workers(
-        job.config.scheduler,
-        num_workers,
-        partial(_make_span_runner, job, folder, make_task),
-        folder=folder,
-    )
+    make_span_runner = partial(_make_span_runner, job, folder, make_task)
+    workers = open_workers(job.config.scheduler, num_workers, make_span_runner, folder=folder)
     num_done = num_pairs - num_remaining_pairs
     with Progress(stage, "pairs", total=num_pairs, done=num_done) as progress, workers:
         for span, num_bytes in workers.map(remaining_spans):

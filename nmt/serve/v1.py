@@ -115,7 +115,7 @@ def _describe_sentence(
         return content | {"error": result.error}
     if result.source_tokens:
         content["source_tokens"] = result.source_tokens
-        spans = []  # positions in the sentence
+        spans = []  # positions in the sentence, which begins after the prefix
         for span in find_token_spans(result.source_tokens, prefix + sentence):
             spans.append([max(0, position - len(prefix)) for position in span])
         content["source_spans"] = spans

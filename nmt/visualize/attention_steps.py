@@ -67,11 +67,11 @@ def compute_steps(model: Transformer, src_ids: list[int], layer: int) -> Attenti
     """
     src = torch.tensor([src_ids], device=model.embedding.weight.device)  # (1, S)
     lengths = torch.tensor([len(src_ids)], device=src.device)
-    context = PaddedContext(
-        padding_mask(lengths, len(src_ids)), TokenPositions.up_to(len(src_ids), src.device)
-    )
+    mask = padding_mask(lengths, len(src_ids))
+    positions = TokenPositions.up_to(len(src_ids), src.device)
+    context = PaddedContext(mask, positions)
     embedding = model.src_embedding or model.embedding
-    x = model.embed(src, embedding, model.encoder_positions, context.positions)  # (1, S, D)
+    x = model.embed(src, embedding, model.encoder_positions, positions)  # (1, S, D)
     for earlier_layer in model.encoder_layers[:layer]:
         x = earlier_layer(x, context)
     encoder_layer = cast(EncoderLayer, model.encoder_layers[layer])
@@ -79,7 +79,7 @@ def compute_steps(model: Transformer, src_ids: list[int], layer: int) -> Attenti
     norm = encoder_layer.self_attention_norm
     layer_input = encoder_layer.sublayer_input(norm, x)  # (1, S, D)
     q, k, v = self_attention.project(layer_input, layer_input)
-    q, k = self_attention.normalize_and_rotate(q, k, context.positions)
+    q, k = self_attention.normalize_and_rotate(q, k, positions)
     k = repeat_heads(k, self_attention.num_heads)  # (1, H, S, d)
     v = repeat_heads(v, self_attention.num_heads)
     scores = q @ k.transpose(-2, -1)  # (1, H, S, S)
@@ -88,7 +88,7 @@ def compute_steps(model: Transformer, src_ids: list[int], layer: int) -> Attenti
     if encoding.has_bias:
         scaled_scores = scaled_scores + encoding.bias(q, context.distances)
     distances = context.distances if encoding.has_bias else None  # only a bias depends on them
-    heads, weights = attend(q, k, v, context.mask, None, encoding, distances)
+    heads, weights = attend(q, k, v, mask, encoding=encoding, distances=distances)
     concatenated = heads.transpose(1, 2).flatten(2)  # (1, S, H * d)
     attention = self_attention.out_projection(concatenated)  # (1, S, D)
 

@@ -239,11 +239,12 @@ def _draw_source(
                 is_brief=True,
             )
             drawing.elements.append(attention_box)
+        cells_top = y + _BOX_HEIGHT + _CELLS_GAP
         values = (vectors[i] / largest).tolist()  # from -1 to 1
         for j, value in enumerate(values):
             cell = Element(
                 x=x,
-                y=y + _BOX_HEIGHT + _CELLS_GAP + _CELL_HEIGHT * j,
+                y=cells_top + _CELL_HEIGHT * j,
                 width=width,
                 height=_CELL_HEIGHT,
                 css_class="positive" if value > 0 else "negative",

@@ -209,7 +209,7 @@ def _draw_tree(
     names: dict[Node, str],
 ) -> None:
     """Draw the nodes of `layout`: blue for the best hypothesis, green for the other results."""
-    best = tuple(hypotheses[0].tokens)
+    best_result = tuple(hypotheses[0].tokens)
     results = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
     result_paths: set[Node] = set()  # the results and their ancestors
     for result in results:
@@ -218,19 +218,20 @@ def _draw_tree(
     all_nodes = [*record.log_probs, *results]
     parents = {node[:-1] for node in all_nodes if node}
     for node, (x, y) in layout.items():
-        is_best = node == best[: len(node)]
-        if is_best:
+        is_on_best_path = node == best_result[: len(node)]  # the best result begins with the node
+        if is_on_best_path:
             color = style.colors[0]
         elif node in result_paths:
             color = style.colors[2]
         else:
             color = style.muted_color
-        if node and node[:-1] in layout:
-            parent_x, parent_y = layout[node[:-1]]
+        parent = node[:-1]
+        if node and parent in layout:
+            parent_x, parent_y = layout[parent]
             # horizontal, then a steep line between the two heights, then horizontal to the node
             xs = [parent_x, parent_x + 0.5, parent_x + 0.6, x]
             ys = [parent_y, parent_y, y, y]
-            if is_best:
+            if is_on_best_path:
                 axes.plot(xs, ys, color=color, linewidth=2.2, zorder=2)
             else:
                 axes.plot(xs, ys, color=color, linewidth=1, zorder=1)
@@ -283,6 +284,7 @@ def _draw_words(
                 text.set_fontweight("bold")
             if probability > 0.6:  # on a dark cell
                 text.set_color(style.background)
+    # the edges left, right, bottom and top; the cell of step i and rank k is centered at (i + 1, k)
     extent = (start + 0.5, len(best_tokens) + 0.5, _NUM_LIKELIEST - 0.5, -0.5)
     axes.imshow(
         probabilities, cmap=style.unsigned_colormap, vmin=0, vmax=1, aspect="auto", extent=extent
