@@ -247,7 +247,7 @@ class Setting:
     key: str  # such as model.d_model or data.corpora.NAME.src
     type_hint: Any
     default: str
-    """The default in brackets, such as "[512]", or "" for a mapping from names of the user."""
+    """The default in brackets, such as "[512]"; "" for a mapping, whose names the user chooses."""
     help: str
     resume_rule: config.ResumeRule
     """Whether a resumed command will "refuse", "log" or "accept" another value."""

@@ -98,7 +98,8 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     translator = _load_translator(config)
     job = {**describe_job(config, translator.search), "is_reversed": is_reversed}
     counts = None
-    if not any(is_stream(file) for file in files):  # a stream cannot be read twice
+    can_read_twice = not any(is_stream(file) for file in files)
+    if can_read_twice:
         counts = read_counts(folder, job, open_input=lambda: _open_files(files))
     if counts is None:
         _check_replacement(config)
@@ -242,8 +243,8 @@ def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowRea
 def _find_languages(config: SynthesisConfig, directions: Sequence[LanguagePair]) -> LanguagePair:
     """Return the languages of the input and of its translation.
 
-    A language that the settings do not name is the language of the model, if all its `directions`
-    are between the same two languages.
+    The settings may name them. Otherwise, they are the languages of the model, if all its
+    `directions` have the same two languages.
     """
     src_lang = config.src_lang
     tgt_lang = config.tgt_lang

@@ -141,7 +141,8 @@ class WindowTranslator:
         self._num_workers = choose_num_processes(config.devices, config.device)
         self.is_in_process = config.scheduler is None and self._num_workers == 1
         # if workers translate, this process only needs the settings and tokenizers
-        translator = load_translator(config, config.device if self.is_in_process else "cpu")
+        device = config.device if self.is_in_process else "cpu"
+        translator = load_translator(config, device)
         self.search, self.options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions

@@ -1,7 +1,7 @@
 """Find the user's YAML files of config groups, check their content, and store them for Hydra.
 
-A config group is a folder of YAML files, of which an argument chooses one. The other files of a
-group are in `configs/`.
+A config group is a folder of YAML files, and an argument such as `model=base` chooses one of them.
+The other files of a group are in `configs/`.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
 
 
 def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[str, Any]:
-    """Convert the members of a group, whose type is a dataclass or a dict with the user's names."""
+    """Convert the members of a group. Its type is a dataclass, or a dict with the user's names."""
     members = {str(name): value for name, value in content.items()}  # YAML reads 2023 as a number
     if typing.get_origin(type_hint) is dict:
         _, value_hint = typing.get_args(type_hint)

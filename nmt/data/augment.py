@@ -226,8 +226,10 @@ class TextCodec:
         for tag in tags:
             self.prefixes.append(tokenizer.encode(tag))
         symbols = [re.escape(symbol) for symbol in user_symbols(tokenizer.model)]
-        # if there are no symbols, the pattern never matches
-        self.symbol_pattern = re.compile(f"({'|'.join(symbols)})" if symbols else "(?!)")
+        self.symbol_pattern = re.compile("(?!)")  # never matches
+        if symbols:
+            alternatives = "|".join(symbols)
+            self.symbol_pattern = re.compile(f"({alternatives})")
 
     def decode(self, ids: Ids) -> DecodedText:
         """Separate the ids of the prefix, and decode the other ids."""

@@ -98,7 +98,7 @@ class TokenBatchSampler:
         return EpochPlan(self, epoch)
 
     def memory_test_rows(self) -> Rows:
-        """Return the rows of a sample of pairs, whose largest batch shows whether training fits.
+        """Return the rows of a sample of pairs, to test whether its largest batch fits into memory.
 
         The sample has up to about 5 million pairs, and among them the longest of each corpus.
         """
@@ -148,7 +148,7 @@ class TokenBatchSampler:
         num_pools = self.count_pools(epoch)
         rng = np.random.default_rng((self.seed, epoch, pool_index))
         rows = self.mix.draw_rows(self.seed, epoch, pool_index, num_pools)
-        # pairs of equal length stay in this order, so that each epoch has other batches
+        # `bucket_by_length` keeps pairs of equal length in this order, which is new in each epoch
         rows = rng.permutation(rows)
         batches = bucket_by_length(self.lengths, self.max_tokens, rows)
         fixed_num_updates = None
@@ -285,13 +285,15 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     num_batches = len(token_counts)
     indices = np.arange(1, num_updates)  # of all updates but the first, which begin at the cuts
     cuts = _cut_evenly(token_counts, num_updates)
-    # Equal cuts would make an update without batches. Make each cut larger than the one before:
-    # [3, 3, 3] - [1, 2, 3] = [2, 1, 0] has the running maximum [2, 2, 2], and the cuts become
-    # [2, 2, 2] + [1, 2, 3] = [3, 4, 5].
+    # Equal cuts would make an update without batches. Make each cut larger than the one before. For
+    # example, with the indices [1, 2, 3], the cuts [3, 3, 3] become [3, 4, 5]:
+    #   [3, 3, 3] - [1, 2, 3] = [2, 1, 0], with the running maximum [2, 2, 2]
+    #   [2, 2, 2] + [1, 2, 3] = [3, 4, 5]
     cuts = np.maximum.accumulate(cuts - indices) + indices
-    # leave a batch for each earlier update, `indices` of them, and for each later one
+    # each earlier and each later update needs a batch
+    num_earlier_updates = indices
     num_later_updates = num_updates - indices
-    cuts = np.clip(cuts, indices, num_batches - num_later_updates)
+    cuts = np.clip(cuts, num_earlier_updates, num_batches - num_later_updates)
     return [0, *cuts.tolist(), num_batches]
 
 

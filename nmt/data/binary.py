@@ -226,7 +226,9 @@ class ParallelData:
         """
         shard, row, is_reversed = self._find_row(index)
         texts = shard.texts(row)
-        return texts[::-1] if is_reversed else texts
+        if is_reversed:
+            return texts[::-1]
+        return texts
 
     def _add_reversed_pairs(self) -> None:
         """Append each corpus, and the lengths, with source and target exchanged."""
@@ -277,7 +279,7 @@ class ParallelData:
         verify_checksums(self._data_dir, path.name)
         try:
             check_regular(path)
-            # `np.load` returns an np.memmap, whose indexing is slower than that of a plain array
+            # `np.load` returns an np.memmap, which is slower to index than a plain array
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
             raise unusable_file_error(path, "is missing") from None

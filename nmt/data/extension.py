@@ -149,8 +149,9 @@ class _Extension:
 
     def _count_words(self, sentences: Iterable[str]) -> Counter[str]:
         """Count the words of normalized sentences, each with ▁ for the space before or after it."""
-        has_space_after = read_proto(self.model).trainer_spec.treat_whitespace_as_suffix
-        word_pattern = re.compile("[^▁]+▁*" if has_space_after else "▁*[^▁]+")
+        word_pattern = re.compile("▁*[^▁]+")
+        if read_proto(self.model).trainer_spec.treat_whitespace_as_suffix:
+            word_pattern = re.compile("[^▁]+▁*")
         processor = open_model(self.model)
         words: Counter[str] = Counter()
         for sentence in sentences:

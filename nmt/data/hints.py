@@ -99,8 +99,8 @@ class PlainPieces(NamedTuple):
 
     pieces: list[str]
     positions: list[int]
-    """For each piece of the source with hints, its index in `pieces`, which lacks the symbols and
-    the target of a hint. These have the index of the first piece of the term.
+    """An index in `pieces` for each piece of the source with hints. The symbols and the target of a
+    hint, which are not in `pieces`, have the index of the first piece of the term.
     """
 
 

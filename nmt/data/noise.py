@@ -76,8 +76,8 @@ class TokenNoise:
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
-        # The numbers of the prefix are drawn but not used, so that the numbers drawn later, for the
-        # target, do not depend on the length of the prefix.
+        # Draws numbers even for the prefix, which has no noise. Otherwise, the length of the prefix
+        # would change the numbers that are drawn for the target.
         src_draws = rng.random((3, len(src_ids)))  # (3, N)
         src_prefix_length = find_prefix_length(src_ids, self.src_prefixes)
         src_prefix = src_ids[:src_prefix_length]

@@ -58,8 +58,8 @@ URL_CHARACTER = (
     rf"|(?<=[/=_:+.%&#~-])[{UNSPACED_LETTERS}]+"  # letters after a sign
     rf"|[{UNSPACED_LETTERS}]+(?=[/?&=#%_]))"  # letters before a sign
 )
-"""For patterns: a character of a web address. Letters such as Chinese ones only count before or
-after a sign such as a slash. Otherwise, they may begin the text after the address.
+"""For patterns: a character of a web address. A letter of a script without spaces is only part of
+the address before or after a sign such as a slash, since it may also begin the text that follows.
 """
 EMAIL = (
     rf"(?:{SPACED_WORD}|[.+-]){{1,256}}"

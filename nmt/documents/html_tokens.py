@@ -187,7 +187,8 @@ class _TokenParser(HTMLParser):
                 self._opaque_depth += 1
             return
         is_opaque = tag in _OPAQUE_ELEMENTS or _is_untranslated(dict(attrs))
-        self._start_token(TokenKind.ATOM if is_opaque else TokenKind.OPENING, tag)
+        kind = TokenKind.ATOM if is_opaque else TokenKind.OPENING
+        self._start_token(kind, tag)
         if is_opaque and tag not in _VOID_ELEMENTS:
             self._opaque_name = tag
             self._opaque_depth = 1
@@ -206,14 +207,16 @@ class _TokenParser(HTMLParser):
             return
         # the end tag of an opaque element is part of its token, so this one has no start tag
         is_stray_tag = tag in _OPAQUE_ELEMENTS
-        self._start_token(TokenKind.ATOM if is_stray_tag else TokenKind.CLOSING, tag)
+        kind = TokenKind.ATOM if is_stray_tag else TokenKind.CLOSING
+        self._start_token(kind, tag)
         if tag == "pre":
             self._pre_depth = max(0, self._pre_depth - 1)
 
     def handle_comment(self, data: str) -> None:
         """See `HTMLParser`, which reads other markup such as "</3>" as a comment too."""
         is_comment = self._text.startswith("<!--", self._current_position())
-        self._start_token(TokenKind.ATOM if is_comment else TokenKind.BOUNDARY)
+        kind = TokenKind.ATOM if is_comment else TokenKind.BOUNDARY
+        self._start_token(kind)
 
     def handle_decl(self, decl: str) -> None:
         """See `HTMLParser`."""

@@ -94,8 +94,11 @@ def align_words(
     for token_index, (start, end) in enumerate(target_spans):
         if start == end:
             continue
-        if token_index < len(alignment) and alignment[token_index] < len(source_spans):
-            source_token_start, _ = source_spans[alignment[token_index]]
+        source_index = None  # index of the source token that the token attends to
+        if token_index < len(alignment):
+            source_index = alignment[token_index]
+        if source_index is not None and source_index < len(source_spans):
+            source_token_start, _ = source_spans[source_index]
             position = source_token_start - len(prefix)
         else:  # takes the character at the same fraction of the sentence
             position = start * len(sentence) // max(len(text), 1)
@@ -268,9 +271,12 @@ class TagPlacer:
         starts = [child.start for child in children]  # ascending: children do not overlap
         owners: list[int | None] = []  # the index of the child that each word belongs to
         for word in self._words[region.first_word : region.end_word]:
+            # the last child that starts at or before the position, or -1
             index = bisect_right(starts, word.source_position) - 1
-            is_inside = index >= 0 and word.source_position < children[index].end
-            owners.append(index if is_inside else None)
+            if index >= 0 and word.source_position < children[index].end:
+                owners.append(index)
+            else:
+                owners.append(None)
         # give a single word between two words of a child to the child
         for i in range(1, len(owners) - 1):
             if owners[i] is None and owners[i - 1] == owners[i + 1]:

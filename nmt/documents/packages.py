@@ -132,7 +132,11 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
         xml_parts[file_name] = (xml_part, codec)
         texts += xml_part.list_texts()
         check_count(len(texts))
-    return Document(texts, lambda translations: _assemble(content, xml_parts, iter(translations)))
+
+    def assemble(translations: list[str]) -> bytes:
+        return _assemble(content, xml_parts, iter(translations))
+
+    return Document(texts, assemble)
 
 
 def _unpack_text_files(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:

@@ -85,8 +85,9 @@ def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> 
     """Return the lines of one speaker as one text."""
     line = _join_lines(lines)
     text = _POSITION_TAGS.sub("", line)
+    has_tags = _TAG.search(text) is not None
     return _Subtitle(
-        read_text(options, text, is_html=bool(_TAG.search(text))),
+        read_text(options, text, is_html=has_tags),
         position_tags=line.removesuffix(text),
         num_lines=len(lines),
         newline=newline,

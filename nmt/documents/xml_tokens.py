@@ -128,8 +128,9 @@ class _TokenParser:
                 if token.kind is XmlKind.OPENING and raw.endswith("/>"):
                     token = token._replace(kind=XmlKind.EMPTY)
                 yield token._replace(raw=raw)
-        self._starts = self._starts[len(ends) :]
-        self._tokens = tokens[len(ends) :]
+        num_complete = len(ends)
+        self._starts = self._starts[num_complete:]
+        self._tokens = tokens[num_complete:]
 
     def _add(self, token: XmlToken) -> None:
         """Record that a token starts at the current position of expat."""

@@ -53,9 +53,9 @@ def write_bergamot(
 ) -> None:
     """Write the model, SentencePiece models and `config.yml` into `folder`.
 
-    Raises `ModelError` if Marian cannot represent the model, or if its ids are not the ids of the
-    SentencePiece model, the only vocabulary that Bergamot reads. Raises `ConfigError` if
-    `quantization=int8` does not support the size of a matrix.
+    Raises `ModelError` if Marian cannot represent the model. Bergamot reads no vocabulary besides
+    the SentencePiece model, so `ModelError` is also raised if its ids are not the ids of the model.
+    Raises `ConfigError` if `quantization=int8` does not support the size of a matrix.
     """
     model = convert_model(info, weights, tokenizers, config)
     src_spm_pieces = Tokenizer(tokenizers.src.model).all_pieces()
@@ -174,7 +174,8 @@ def _quantize(name: str, array: np.ndarray[Any, Any]) -> BinaryTensor:
 
     The content of a linear layer is transposed, while its shape is not.
     """
-    multiplier = np.float32(_int8_multiplier(np.abs(array).max()))
+    largest = np.abs(array).max()
+    multiplier = np.float32(_int8_multiplier(largest))
     integers = np.round(array * multiplier).astype(np.int8)
     if not _is_embedding(name):
         integers = integers.T
@@ -263,7 +264,10 @@ def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
 
 def _checksum(content: bytes) -> int:
     """Return Marian's `hashMem` of the 64-bit words of `content`. Ignores an incomplete word."""
+    num_words = len(content) // 8
+    words = np.frombuffer(content, dtype="<u8", count=num_words)
     seed = 0
-    for word in np.frombuffer(content, dtype="<u8", count=len(content) // 8).tolist():
-        seed ^= (word + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & _MASK64
+    for word in words.tolist():
+        total = word + 0x9E3779B9 + (seed << 6) + (seed >> 2)
+        seed ^= total & _MASK64
     return seed

@@ -46,8 +46,8 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
     """Convert a model for CTranslate2, unless this was done before. Returns the converted folder.
 
     If several processes call this at the same time, one converts and the others wait. Raises a
-    `ConfigError` for an architecture that CTranslate2 does not support, a `ModelError` for a
-    damaged model, and an `NmtError` if no folder for conversions is writable.
+    `ConfigError` for an architecture that CTranslate2 does not support, and a `ModelError` for a
+    damaged model. Raises an `NmtError` if no folder for conversions is writable.
     """
     if needs_signatures():
         raise ConfigError(

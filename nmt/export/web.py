@@ -57,9 +57,9 @@ def write_web(
 ) -> None:
     """Write the page, its scripts, the runtime and the model into `folder`.
 
-    Raises `ModelError` for a tokenizer or search setting that the scripts do not support,
-    `ConfigError` if `config.runtime` is not the npm package onnxruntime-web, and the errors of
-    `write_onnx`.
+    Raises `ModelError` for a tokenizer or search setting that the scripts do not support. Raises
+    `ConfigError` if `config.runtime` is not the npm package onnxruntime-web. Also raises the errors
+    of `write_onnx`.
     """
     runtime = _find_runtime(resolve_path(config.runtime))
     _check_search(info.search)
@@ -196,16 +196,17 @@ def _write_file_list(folder: Path) -> None:
 
     The service worker imports it. When the version changes, it fetches all files again.
     """
-    names = []
+    urls = []
     checksum = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         is_loaded = path.is_file() and path.suffix not in ("", ".txt")  # all files but licenses
         if is_loaded and name != "service_worker.js":
-            names.append("./" if name == "index.html" else name)
+            url = "./" if name == "index.html" else name
+            urls.append(url)
             checksum.update(name.encode("utf-8") + b"\0" + path.read_bytes())
     version = checksum.hexdigest()[:16]
-    content = f'const VERSION = "{version}";\nconst FILES = {json.dumps(names)};\n'
+    content = f'const VERSION = "{version}";\nconst FILES = {json.dumps(urls)};\n'
     (folder / "files.js").write_text(content, encoding="utf-8", newline="\n")
 
 

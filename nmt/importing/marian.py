@@ -299,7 +299,8 @@ def _find_vocabularies(
             "of other models"
         )
     # Files of the folder are sorted: "source" before "target", and "src" before "tgt" and "trg".
-    if not names and len(files) == 2 and not re.search("src|source", files[0].name):
+    is_first_of_source = re.search("src|source", files[0].name) is not None
+    if not names and len(files) == 2 and not is_first_of_source:
         raise ModelError(
             f"{folder}: which vocabulary belongs to the source is unknown; write a decoder.yml "
             f"with the line vocabs: [{files[0].name}, {files[1].name}], the source's first"
@@ -315,7 +316,8 @@ def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> S
     if vocabulary_path.suffix == ".yml":
         pieces_and_ids = read_yaml_vocabulary(vocabulary_path)
     else:
-        pieces_and_ids = add_ids(Tokenizer(read_model(vocabulary_path)).all_pieces())
+        tokenizer = Tokenizer(read_model(vocabulary_path))
+        pieces_and_ids = add_ids(tokenizer.all_pieces())
     pieces = sort_pieces(vocabulary_path, pieces_and_ids, size - 1)
     has_pad_piece = _PAD in pieces
     pieces.append("<nmt:pad>" if has_pad_piece else _PAD)
@@ -344,8 +346,8 @@ def _convert_norm(settings: Settings) -> Norm:
 def _convert_positions(settings: Settings, tensors: TensorFile) -> dict[str, Any]:
     """Return the settings of our model that concern positions. Drops a table that nmt computes.
 
-    Marian computes `sinusoidal_concat`. For models of Marian, transformers and CTranslate2 compute
-    `sinusoidal_halves`, but CTranslate2 reads the table of the file if there is one. The type
+    Marian computes `sinusoidal_concat`. For the same models, transformers computes
+    `sinusoidal_halves`, and so does CTranslate2 unless the file has a table. The type
     `transformer-new` can also read a table, and then does not scale the embeddings.
     """
     if not settings.get_bool("transformer-train-position-embeddings", False):

@@ -80,9 +80,9 @@ def _num_candidates(num_requested: float) -> int:
 def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> Job:
     """Take held-out sets out of the training text. Returns the job with these sets.
 
-    Chooses pairs among the candidates of the scan with the name `stage`, which found them with
-    `limits`, and writes them to the plan folder. If an earlier run did this, reads only the result.
-    Raises a `ConfigError` if the text has too few pairs.
+    Chooses pairs among the candidates that the scan named `stage` found with `limits`, and writes
+    them to the plan folder. If an earlier run did this, reads only the result. Raises a
+    `ConfigError` if the text has too few pairs.
     """
     sizes = requested_sizes(job.config)
     if not sizes:
@@ -271,7 +271,9 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
 
 def known_share(lines: Sequence[str], known_lines: Sequence[str]) -> float:
     """Return the share of the words in `lines` that also occur in `known_lines`, without case."""
-    known_words = set(_WORD.findall("\n".join(known_lines).lower()))
-    words = _WORD.findall("\n".join(lines).lower())
+    known_text = "\n".join(known_lines).lower()
+    text = "\n".join(lines).lower()
+    known_words = set(_WORD.findall(known_text))
+    words = _WORD.findall(text)
     num_known = sum(word in known_words for word in words)
     return num_known / max(len(words), 1)

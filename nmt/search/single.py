@@ -177,8 +177,8 @@ def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     """Return the indices of up to `count` highest values above minus infinity, best first.
 
     Equal values keep their order. Sorting all values would be slow, so values below a threshold are
-    left out. The values are divided into groups, and the threshold is the `count`-th highest of the
-    groups' maxima, which at least `count` values reach. `count` is at most the number of groups.
+    left out. To find it, the values are divided into groups, of which at least `count` are needed.
+    The threshold is the `count`-th highest maximum of a group, so at least `count` values reach it.
     """
     threshold = np.finfo(np.float32).min  # the lowest value above minus infinity
     group_size = len(values) // _NUM_GROUPS

@@ -61,10 +61,11 @@ def save_config(run_dir: Path, config_yaml: str) -> None:
     """
     path = run_dir / "config.yaml"
     manifest = run_dir / MANIFEST
-    if not path.exists() or read_regular_file(path) != config_yaml.encode():
+    content = config_yaml.encode()
+    if not path.exists() or read_regular_file(path) != content:
         manifest.unlink(missing_ok=True)
         with replace_file(path) as temporary:
-            temporary.write_bytes(config_yaml.encode())
+            temporary.write_bytes(content)
     manifest_content = render_manifest(run_dir, [path])
     if not manifest.exists() or read_regular_file(manifest) != manifest_content:
         with replace_file(manifest) as temporary:

@@ -126,8 +126,8 @@ class Validation:
         Each rank translates some of the batches. All ranks return all translations.
         """
         sources = held_out.sources
-        # indices of lines, short lines first
-        line_order = sorted(range(len(sources)), key=lambda line: len(sources[line]))
+        line_lengths = [len(source) for source in sources]
+        line_order = np.argsort(line_lengths, kind="stable").tolist()  # short lines first
         batch_starts = range(0, len(line_order), _BATCH_LINES)
         rank_starts = batch_starts[self.world.rank :: self.world.size]
         direction = held_out.direction

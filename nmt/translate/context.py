@@ -119,9 +119,9 @@ def recase_groups(
 ) -> tuple[list[list[str]], list[str]]:
     """Convert the lines of groups to ordinary case, see `nmt.translate.recasing`.
 
-    Returns the new groups, and the names of the former cases of their last lines, which are keys of
-    `nmt.data.perturb.CASES` or "" for ordinary case. `select_last_lines` applies these cases to the
-    translations.
+    Returns the new groups, and for each group the name of the former case of its last line: a key
+    of `nmt.data.perturb.CASES`, or "" for ordinary case. `select_last_lines` applies these cases to
+    the translations.
     """
     glossary = load_glossary(tuple(search.glossary))
     recased_groups = []
@@ -159,8 +159,10 @@ def drop_long_context(
     short_groups = []
     for group, ids in zip(groups, group_ids, strict=True):
         num_tokens = len(ids) + 1  # with EOS
-        is_too_long = num_tokens > max_source_length
-        short_groups.append([group[-1]] if is_too_long else list(group))
+        if num_tokens > max_source_length:
+            short_groups.append([group[-1]])
+        else:
+            short_groups.append(list(group))
     return short_groups
 
 

@@ -154,14 +154,10 @@ class Style:
         if is_signed:
             colormap = self.signed_colormap
             lowest = -1
+        # square cells, except in a matrix without labels, which may have hundreds of rows
+        aspect: Any = "auto" if row_labels is None else "equal"
         image = axes.imshow(
-            values,
-            cmap=colormap,
-            vmin=lowest,
-            vmax=1,
-            # square cells, except in a matrix without labels, which may have hundreds of rows
-            aspect="auto" if row_labels is None else "equal",
-            interpolation="nearest",
+            values, cmap=colormap, vmin=lowest, vmax=1, aspect=aspect, interpolation="nearest"
         )
         if gray_mask is not None:
             gray = LinearSegmentedColormap.from_list("gray", [self.line_color, self.line_color])
