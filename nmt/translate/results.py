@@ -124,12 +124,10 @@ class LineCounts:
     lost_protected: int = 0  # lines whose translation lacks a placeholder, tag or address
 
     def add(self, counts: LineCounts) -> None:
-        """Add the counts of further lines."""
-        self.failed += counts.failed
-        self.met_limit += counts.met_limit
-        self.too_long += counts.too_long
-        self.searched_again += counts.searched_again
-        self.lost_protected += counts.lost_protected
+        """Add the counts of further lines, including the counts that a subclass adds."""
+        for name, count in vars(counts).items():
+            total = getattr(self, name) + count
+            setattr(self, name, total)
 
 
 def build_line_results(
