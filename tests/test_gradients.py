@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,16 @@ def test_a_learner_that_loads_the_state_of_another_goes_on_alike(
         change(resumed, update)
         assert_same_tensors(resumed.model.state_dict(), learner.model.state_dict(), changes)
         assert_same_tensors(resumed.weights_to_save(), learner.weights_to_save(), changes)
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight(data_dir: Path, tmp_path: Path) -> None:
+    learner = make_run(data_dir, tmp_path).learner
+    learner.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
+    weights = copy.deepcopy(learner.model.state_dict())
+    result = change(learner, make_update(CUTS["one batch"]))
+    assert math.isfinite(result.loss)
+    assert not result.is_finite
+    assert_same_tensors(learner.model.state_dict(), weights)
 
 
 def test_only_the_largest_micro_batch_runs_where_memory_is_measured(
