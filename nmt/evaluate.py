@@ -305,9 +305,11 @@ class CandidateCounts:
         self._counts = _line_counts(self._metric, hypotheses, references_by_row)
         # how often each resample has each line, (NUM_TUNING_SAMPLES, lines)
         num_lines = len(candidates)
-        self._line_frequencies = np.random.default_rng(seed=1).multinomial(
-            num_lines, np.full(num_lines, 1 / num_lines), size=NUM_TUNING_SAMPLES
+        line_probs = np.ones(num_lines) / max(num_lines, 1)
+        line_frequencies = np.random.default_rng(seed=1).multinomial(
+            num_lines, line_probs, size=NUM_TUNING_SAMPLES
         )
+        self._line_frequencies = line_frequencies.astype(np.float64)
 
     def score(self, choice: npt.NDArray[np.int64]) -> float:
         """Return the score of the corpus; higher is better.

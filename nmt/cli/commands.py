@@ -70,8 +70,8 @@ _COMMANDS = (
     Command(
         name="preprocess",
         summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
-        reads="aligned text files, TSV or JSONL (paths, patterns, lists or stdin; plain, "
-        "compressed, or in .zip and .tar.gz archives), a Hugging Face dataset, or an included "
+        reads="aligned text files, TSV or JSONL (paths, patterns, lists or stdin; plain, .gz, "
+        ".bz2, .xz, .zst, or in .zip and .tar.gz archives), a Hugging Face dataset, or an included "
         "corpus (data=numbers, data=copy)",
         writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
         examples=(

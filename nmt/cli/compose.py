@@ -5,8 +5,8 @@ file of an experiment contains settings of data, training and search. A command 
 settings in its dataclass. The settings of the command line come last. Except in a sweep, this
 module parses them itself, so that values need no quotes.
 
-Importing Hydra and merging files takes 0.1 s. Commands without YAML files do neither, see
-`_needs_hydra`.
+Importing Hydra and merging files takes 0.1 s. Most commands without YAML files do neither, see
+`_needs_hydra` and `parse_value`.
 """
 
 from __future__ import annotations

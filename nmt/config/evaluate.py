@@ -84,7 +84,8 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
     )
     tune: bool = option(
-        False, "find weights of rerank=noisy_channel that are good by the first metric"
+        False,
+        "find small weights of rerank=noisy_channel with almost the best score by the first metric",
     )
     metric_command: str | None = option(
         None, "command that reads JSON lines of src, mt and refs, and prints a number for each"

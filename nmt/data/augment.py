@@ -212,7 +212,7 @@ class DecodedText(NamedTuple):
 
     prefix_ids: list[int]  # the ids of tags and prefixes, which stay unchanged
     ids: list[int]
-    """The ids that the tokenizer gives `text`: the prefix of the tokenizer, then the other ids."""
+    """The prefix of the tokenizer, then the other ids: as if the tokenizer had encoded `text`."""
     text: str  # empty if there is an unknown token: `<unk>` does not say which text it was
 
 

@@ -232,7 +232,7 @@ class EpochPlan(Sequence[UpdatePlan]):
 
     def __getitem__(self, index: int) -> UpdatePlan:  # type: ignore[override]  # no slices
         index = range(len(self))[index]  # negative indices count from the end
-        pool_index = bisect_right(self._pool_starts, index) - 1  # the last that starts before
+        pool_index = bisect_right(self._pool_starts, index) - 1  # the last that has started
         updates = self._sampler.get_pool_updates(self._epoch, pool_index)
         return updates[index - self._pool_starts[pool_index]]
 

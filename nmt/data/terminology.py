@@ -23,8 +23,9 @@ MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
 _MAX_EXTRA_WORDS = 1  # a target may have this many words more than its source term
 _COPY_PROB = 0.5  # probability that a random word replaces the target of a term in training
-# Probability that a hint has lemmas in training. These hints teach a model to inflect the terms of
-# dictionaries. The other hints teach it that a term may already have the right form.
+# Probability that a hint has lemmas in training, unless a random word replaces its target. Hints
+# with lemmas teach a model to inflect the terms of dictionaries. The other hints teach it that a
+# term may already have the right form.
 _LEMMA_PROB = 0.7
 _MAX_PARTS = 3  # maximum number of pieces of a random word
 # Matches from the first to the last letter or digit. In `regex`, but not in `re`, \w includes the

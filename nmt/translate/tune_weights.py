@@ -48,10 +48,10 @@ def find_weights(
     """Return weights whose best candidates have about the highest score.
 
     Many weights have almost the highest score, and which of them has the highest depends on the
-    lines. Large weights of the length often fit only the lengths of these references. So among the
+    lines. Length weights far from 0 often fit only the lengths of these references. So among the
     weights that are at most one standard error worse than the best (the 1-SE rule of Breiman et
-    al., 1984), returns those with the smallest weight of the length, and the smallest reverse
-    weight among these. The standard error is the one of the difference of two scores.
+    al., 1984), returns those whose length weight is closest to 0, and the smallest reverse weight
+    among these. The standard error is the one of the difference of two scores.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
@@ -62,19 +62,29 @@ def find_weights(
     for reverse_weight, length_weight in itertools.product(_REVERSE_WEIGHTS, _LENGTH_WEIGHTS):
         weights = ChannelWeights(float(reverse_weight), float(length_weight))
         scores[weights] = scorer.score(features.choose(weights))
-    best_coarse = max(scores, key=lambda weights: scores[weights])
+
+    def rank(weights: ChannelWeights) -> tuple[float, float, float]:
+        """Return a key that is higher for a higher score, and if equal, for simpler weights."""
+        return scores[weights], -abs(weights.length_weight), -weights.reverse_weight
+
+    best_coarse = max(scores, key=rank)
     for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
         reverse_weight = max(best_coarse.reverse_weight + float(reverse_step), 0.0)
         length_weight = best_coarse.length_weight + float(length_step)
         weights = ChannelWeights(round(reverse_weight, 2), round(length_weight, 2))
         scores[weights] = scorer.score(features.choose(weights))
-    best = max(scores, key=lambda weights: scores[weights])
+    best = max(scores, key=rank)
     best_resampled_scores = scorer.score_resamples(features.choose(best))
+    rejected_choices: set[bytes] = set()  # other weights may choose the same candidates
     for weights in sorted(scores, key=_simplicity):
-        resampled_scores = scorer.score_resamples(features.choose(weights))
+        choice = features.choose(weights)
+        if choice.tobytes() in rejected_choices:
+            continue
+        resampled_scores = scorer.score_resamples(choice)
         standard_error = float(np.std(best_resampled_scores - resampled_scores))
         if scores[best] - scores[weights] <= standard_error:
             return weights
+        rejected_choices.add(choice.tobytes())
     return best
 
 
