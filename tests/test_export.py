@@ -122,6 +122,7 @@ def test_a_setting_that_a_format_cannot_hold_is_named_with_the_valid_values() ->
 def test_separate_vocabularies_of_one_size_keep_their_embeddings_in_ctranslate2(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
+    pytest.importorskip("ctranslate2")
     other = train_tokenizer(sentences(200, seed=1), tokenizer_config())
     assert other.vocab_size == tokenizer.vocab_size
     pair = TokenizerPair(other, tokenizer)

@@ -81,7 +81,8 @@ def test_steps_with_a_cache_equal_one_pass_of_the_plain_model() -> None:
     tgt = random_target(3, 6)
     src_mask = padding_mask(lengths, src.size(1))
     forbidden = [PAD, BOS]
-    for name, changes in COMPARED.items():
+    deep_decoder = SHALLOW | {"num_decoder_layers": 3}
+    for name, changes in [*COMPARED.items(), ("deep decoder", deep_decoder)]:
         model = plain(tiny_model(**changes))
         expected = model.logits(hidden_states(model, src, lengths, tgt)).log_softmax(dim=-1)
         expected[:, :, forbidden] = float("-inf")

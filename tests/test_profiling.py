@@ -42,6 +42,8 @@ def test_a_trace_is_written_after_the_last_of_its_updates(
         trace = profile.return_value
         num_calls.append((trace.start.call_count, trace.export_chrome_trace.call_count))
     assert num_calls == [(0, 0), (1, 0), (1, 0), (1, 1), (1, 1)]
+    call_names = [name for name, *_ in trace.method_calls]
+    assert call_names == ["start", "stop", "export_chrome_trace"]
     trace.export_chrome_trace.assert_called_with(str(tmp_path / "trace.json"))
 
 

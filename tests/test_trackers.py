@@ -330,7 +330,7 @@ def test_the_end_of_a_run_reaches_all_trackers(run_dir: Path) -> None:
     write_lines(run_dir, records(4))
     names = (TrackerName.tensorboard, TrackerName.mlflow)
     threads = [TrackerThread(name, run_dir) for name in names]
-    trackers.close_trackers(threads, 20)
+    trackers.close_trackers(threads, 120)
     assert [thread.is_complete for thread in threads] == [True, True]
 
 

@@ -127,8 +127,9 @@ def test_a_stage_runs_the_spans_without_a_record_and_nothing_if_all_have_one(
         for _ in range(2):
             run_stage(job, spans, "scan", make_task)
         assert finished_spans == [spans[0].name, spans[2].name]
-        records = {path.stem: read_json(path) for path in (work.records / "scan").iterdir()}
-    assert [records[span.name]["kept"] for span in spans] == [10, 3, 10]
+        paths = (work.records / "scan").iterdir()
+        record_of_span = {path.stem: read_json(path) for path in paths}
+    assert [record_of_span[span.name]["kept"] for span in spans] == [10, 3, 10]
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
