@@ -89,7 +89,7 @@ def test_translations_are_estimated_as_by_dictionaries() -> None:
         src = draw.integers(5, size=src_length).tolist()
         tgt = draw.integers(4, size=tgt_length).tolist()
         pairs.append((src, tgt))
-    estimate = estimate_translations(make_links(pairs, null_id=5), num_src=6, num_tgt=4)
+    estimate = estimate_translations(make_links(pairs, null_id=5), num_src_ids=6, num_tgt_ids=4)
     links = zip(estimate.src.tolist(), estimate.tgt.tolist(), strict=True)
     estimated_probs = dict(zip(links, estimate.probs.tolist(), strict=True))
     assert estimated_probs == pytest.approx(estimate_by_dictionaries(pairs, null_id=5))

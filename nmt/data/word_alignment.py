@@ -5,6 +5,7 @@ source id) for all ids that are linked in the training pairs.
 """
 
 # Estimation: N links, U distinct links (source id, target id), M target tokens of all pairs
+# Model: K of the U links, without the links of the null id
 # Alignment: B pairs, S source tokens, T target tokens, P distinct pairs of ids, L best links
 
 from __future__ import annotations
@@ -72,31 +73,36 @@ def make_links(pairs: Iterable[tuple[Ids, Ids]], null_id: int) -> Links:
     return Links(np.concatenate(src), np.concatenate(tgt), np.concatenate(links_per_tgt))
 
 
-def estimate_translations(links: Links, num_src: int, num_tgt: int) -> Translations:
+def estimate_translations(links: Links, num_src_ids: int, num_tgt_ids: int) -> Translations:
     """Estimate IBM model 1 with expectation maximization.
 
-    `num_src` and `num_tgt` are the numbers of ids; the null id counts as a source id.
+    `num_src_ids` and `num_tgt_ids` are the sizes of the vocabularies; the null id counts as a
+    source id.
     """
-    link_keys = links.src * num_tgt + links.tgt  # (N,), a number for each pair of ids
+    link_keys = links.src * num_tgt_ids + links.tgt  # (N,), a number for each pair of ids
     distinct_keys, key_indices = np.unique(link_keys, return_inverse=True)  # (U,), (N,)
-    src, tgt = np.divmod(distinct_keys, num_tgt)  # (U,) each
+    src, tgt = np.divmod(distinct_keys, num_tgt_ids)  # (U,) each
     probs = np.ones(len(distinct_keys))  # uniform at first, not normalized
     link_ends = np.cumsum(links.links_per_tgt)  # (M,)
     link_starts = link_ends - links.links_per_tgt  # (M,), the first link of each target token
     for _ in range(NUM_ITERATIONS):
         # expectation: p(source position | target token), (N,), then the expected counts, (U,)
         weights = probs[key_indices]
-        totals = np.add.reduceat(weights, link_starts)  # (M,), sum over the links of each token
+        # for each target token, the sum from its first link up to the first link of the next token
+        totals = np.add.reduceat(weights, link_starts)  # (M,)
         weights /= np.repeat(totals, links.links_per_tgt)
         counts = np.bincount(key_indices, weights, minlength=len(distinct_keys))
         # maximization: p(target id | source id), (U,)
-        src_totals = np.bincount(src, counts, minlength=num_src)  # (num_src,)
+        src_totals = np.bincount(src, counts, minlength=num_src_ids)  # (num_src_ids,)
         probs = counts / src_totals[src]
     return Translations(src, tgt, probs)
 
 
 class WordAligner:
-    """Aligns the tokens of pairs with a model of training pairs, equal in every process."""
+    """Aligns the tokens of pairs with IBM model 1, estimated from training pairs.
+
+    Every process estimates the same model.
+    """
 
     def __init__(self, pairs: Pairs, *, src_vocab_size: int, tgt_vocab_size: int) -> None:
         """Estimate the probabilities of both directions.
@@ -112,21 +118,25 @@ class WordAligner:
         reversed_pairs = [(tgt_ids, src_ids) for src_ids, tgt_ids in sampled_pairs]
         reversed_links = make_links(reversed_pairs, null_id=tgt_vocab_size)
         backward = estimate_translations(reversed_links, tgt_vocab_size + 1, src_vocab_size)
-        self._num_tgt = tgt_vocab_size
-        # The null id is the highest id, so its links come last. Both directions have the same U
-        # links before them, but in another order: `forward` is sorted by source id, and `backward`
-        # by target id.
-        num_links = int(np.searchsorted(forward.src, src_vocab_size))  # U
+        self._tgt_vocab_size = tgt_vocab_size
+        # The null id is the highest id, so its links come last. The first K links of `forward` and
+        # of `backward` are the same links. `forward` sorts them by source id, and `backward` by
+        # target id.
+        null_start = int(np.searchsorted(forward.src, src_vocab_size))  # K
+        # in `backward`, the target ids are in `src`, and the source ids in `tgt`
+        backward_src_ids = backward.tgt
+        backward_tgt_ids = backward.src
         forward_keys = forward.src * tgt_vocab_size + forward.tgt  # a number for each pair of ids
-        backward_keys = backward.tgt * tgt_vocab_size + backward.src
-        order = np.argsort(backward_keys[:num_links])  # the order of `forward`
-        self._keys = forward_keys[:num_links]  # (U,), ascending
-        self._tgt_probs = forward.probs[:num_links]  # (U,), p(target id | source id)
-        self._src_probs = backward.probs[:num_links][order]  # (U,), p(source id | target id)
+        backward_keys = backward_src_ids * tgt_vocab_size + backward_tgt_ids
+        # for each of the K links in the order of `forward`, its index in `backward`
+        backward_indices = np.argsort(backward_keys[:null_start])
+        self._keys = forward_keys[:null_start]  # (K,), ascending
+        self._tgt_probs = forward.probs[:null_start]  # (K,), p(target id | source id)
+        self._src_probs = backward.probs[backward_indices]  # (K,), p(source id | target id)
         self._null_tgt_probs = np.zeros(tgt_vocab_size)  # p(target id | null id)
-        self._null_tgt_probs[forward.tgt[num_links:]] = forward.probs[num_links:]
+        self._null_tgt_probs[forward.tgt[null_start:]] = forward.probs[null_start:]
         self._null_src_probs = np.zeros(src_vocab_size)  # p(source id | null id)
-        self._null_src_probs[backward.tgt[num_links:]] = backward.probs[num_links:]
+        self._null_src_probs[backward_src_ids[null_start:]] = backward.probs[null_start:]
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], *, has_joint_ids: bool) -> Array:
         """Return the best links of pairs, (L, 3): pair, target position and source position.
@@ -148,27 +158,28 @@ class WordAligner:
 
     def _align_padded(self, pairs: Sequence[tuple[Ids, Ids]], has_joint_ids: bool) -> Array:
         """Align pairs in arrays of all their possible links, see `align`."""
-        # Padding has the id -1, for which lookups return the last value of an array. This does not
-        # matter, since the prior of links with padding is 0.
+        # Padding has the id -1, and a lookup at -1 returns the last value of an array. This value
+        # has no effect, since links with padding have the prior 0.
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         src_column = src[:, :, None]  # (B, S, 1)
         tgt_row = tgt[:, None, :]  # (B, 1, T)
         is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
-        keys = src_column * self._num_tgt + tgt_row  # (B, S, T)
+        keys = src_column * self._tgt_vocab_size + tgt_row  # (B, S, T)
         # The search for keys takes most of the time. It is faster if they are sorted and distinct.
-        # `distinct_indices` has the index of each of `keys[is_pair]` among the P distinct keys.
-        pair_keys, distinct_indices = np.unique(keys[is_pair], return_inverse=True)
-        # (P,): the index of each key in `_keys`, or another index if `_keys` lacks the key
-        key_indices = np.searchsorted(self._keys, pair_keys)
+        # `distinct_keys[inverse_indices]` are the keys of all links again.
+        distinct_keys, inverse_indices = np.unique(keys[is_pair], return_inverse=True)
+        # the index of each distinct key in `_keys`, (P,); a key that `_keys` lacks gets the index
+        # of the next higher key, or the last index
+        key_indices = np.searchsorted(self._keys, distinct_keys)
         key_indices = key_indices.clip(max=len(self._keys) - 1)
-        is_known = self._keys[key_indices] == pair_keys  # (P,)
+        is_known = self._keys[key_indices] == distinct_keys  # (P,)
         distinct_tgt_probs = np.where(is_known, self._tgt_probs[key_indices], 0.0)  # (P,)
         distinct_src_probs = np.where(is_known, self._src_probs[key_indices], 0.0)  # (P,)
         tgt_probs = np.zeros(keys.shape)
         src_probs = np.zeros(keys.shape)
-        tgt_probs[is_pair] = distinct_tgt_probs[distinct_indices]
-        src_probs[is_pair] = distinct_src_probs[distinct_indices]
+        tgt_probs[is_pair] = distinct_tgt_probs[inverse_indices]
+        src_probs[is_pair] = distinct_src_probs[inverse_indices]
         if has_joint_ids:
             copy_prob = np.where(src_column == tgt_row, _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
@@ -178,9 +189,10 @@ class WordAligner:
         prior = np.where(is_pair, np.exp(-_DIAGONAL_TENSION * distances), 0.0)  # (B, S, T)
         null_tgt_probs = self._null_tgt_probs[tgt][:, None, :]  # (B, 1, T)
         null_src_probs = self._null_src_probs[src][:, :, None]  # (B, S, 1)
-        is_best_src = _mark_best(tgt_probs, prior, null_tgt_probs, axis=1)  # (B, S, T)
-        is_best_tgt = _mark_best(src_probs, prior, null_src_probs, axis=2)
-        is_best = is_best_src & is_best_tgt
+        # (B, S, T) each: the best source position of each target token, and the reverse
+        is_best_for_tgt = _mark_best(tgt_probs, prior, null_tgt_probs, axis=1)
+        is_best_for_src = _mark_best(src_probs, prior, null_src_probs, axis=2)
+        is_best = is_best_for_tgt & is_best_for_src
         pair_indices, src_positions, tgt_positions = is_best.nonzero()  # (L,) each
         return np.stack([pair_indices, tgt_positions, src_positions], axis=1)
 
@@ -256,21 +268,25 @@ def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
 
 
 def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> Array:
-    """Return a mask (B, S, T) of the best position along `axis` for each token of the other side.
+    """Return a mask (B, S, T) of the best link of each token on one side.
 
-    If the null id is better than all positions, none is marked. The shape of the arguments is (B,
-    S, T), except that `null_probs` has size 1 along `axis`.
+    With `axis` 1, marks the best source position of each target token; with `axis` 2, the best
+    target position of each source token. Marks no position for a token if the null id is better
+    than all positions. The shape of the arguments is (B, S, T), except that `null_probs` has size 1
+    along `axis`.
     """
-    # With `sum`, the order of additions, and so the rounding, would depend on the padding. The last
-    # cumulative sum does not.
+    # The order in which `sum` adds values, and so the rounding, depends on the padding. The last
+    # cumulative sum is the same sum, but always added from the first value to the last.
     cumulative = np.cumsum(prior, axis)
     totals = np.take(cumulative, [-1], axis)  # size 1 along `axis`
     totals[totals == 0] = 1.0  # for padding
     prior_factors = (1 - _NULL_PROB) / totals  # the normalized prior of all links is 1 - _NULL_PROB
     scores = probs * prior * prior_factors
     highest = scores.max(axis, keepdims=True)
-    has_link = (highest > 0) & (highest >= _NULL_PROB * null_probs)  # size 1 along `axis`
+    null_scores = _NULL_PROB * null_probs  # size 1 along `axis`
+    has_link = (highest > 0) & (highest >= null_scores)
     best_positions = scores.argmax(axis, keepdims=True)  # size 1 along `axis`
     is_best = np.zeros(scores.shape, dtype=bool)
-    np.put_along_axis(is_best, best_positions, has_link, axis)  # sets these positions in place
+    # copies `has_link` to the best positions, in place; all other positions stay False
+    np.put_along_axis(is_best, best_positions, has_link, axis)
     return is_best
