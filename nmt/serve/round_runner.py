@@ -1,8 +1,8 @@
 """Runs rounds: takes segments from the queues of the clients, and lets workers search them.
 
-A round starts as soon as a worker is free, or a moment later if clients that were just answered may
-send more. Segments that arrive while all workers are busy join a running search if their options
-allow it, and otherwise wait for the next round.
+A round starts as soon as a worker is free. If clients that were just answered may send further
+requests, it waits for them for a moment. Segments that arrive while all workers are busy join a
+running search if their options allow it, and otherwise wait for the next round.
 
 Urgent requests (see `nmt.serve.queues`) may compete with clients that have much work. If there are
 several workers, the last one is then reserved for urgent requests.
@@ -59,8 +59,9 @@ class RoundRunner:
 
     Args:
         num_workers: number of workers, each of which searches a round at a time.
-        max_rounds: number of rounds that keep all CPU cores busy. If there are more workers, the
-            last one searches urgent requests only.
+        max_rounds: maximum number of rounds at a time, without rounds of urgent requests. This
+            number of rounds keeps all CPU cores busy. If there are more workers, the last one
+            searches urgent requests only.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class RoundRunner:
         Raises `QueueFullError` if too many calls are running.
         """
         if self._num_function_calls >= _MAX_CONCURRENT_CALLS:
-            raise QueueFullError(1)
+            raise QueueFullError(retry_seconds=1)
         self._num_function_calls += 1
         try:
             workers = self._find_workers(translator)
@@ -140,8 +141,9 @@ class RoundRunner:
         finally:
             self.running.remove(search_round)
             self._busy_workers.remove(worker_index)
-        if search_round.options.can_join:
-            return _Expectation(0, 0.0)  # later requests can join, so no round waits for them
+        can_join_running_rounds = search_round.options.can_join
+        if can_join_running_rounds:
+            return _Expectation(0, 0.0)  # the next round need not wait: later requests can join it
         end = time.monotonic()
         wait_seconds = min(_WAIT_SHARE * (end - start), _MAX_WAIT_SECONDS)
         return _Expectation(search_round.num_expected, end + wait_seconds)
@@ -151,8 +153,9 @@ class RoundRunner:
 
         Returns at once if no segment waits, or `_MIN_SEGMENTS` or more. A client that was just
         answered may send its next request at once. If a round started before the request arrives,
-        the request would have to wait for the end of this round. In the long run, each round would
-        search only half of the requests.
+        the request would have to wait for the end of this round. Clients that send one request
+        after the other would then divide into two halves, and each round would search only one of
+        them.
         """
         num_requests = min(expectation.num_requests, _MIN_SEGMENTS)
         while 0 < self._queues.num_waiting < num_requests:
@@ -167,10 +170,11 @@ class RoundRunner:
             return None
         search_round = SearchRound(request.options, only_urgent=only_urgent)
         if search_round.batch_search.config.sampling:
-            # a round for this request only: samples of equal sentences depend on their order
+            # The samples of a sentence depend on the number of equal sentences before it in the
+            # round, so a round with sampling has the segments of one request only.
             while request.num_waiting:
                 self._take_segment(search_round, request)
-            self._queues.end_turn(request.client)
+            self._queues.end_turn(request.client)  # the next round begins with another client
         else:
             self._add_segments(search_round)
         return search_round
@@ -178,7 +182,7 @@ class RoundRunner:
     async def _search_or_repeat(self, worker_index: int, search_round: SearchRound) -> None:
         """Search a round. If its worker dies, search the unfinished segments again, one by one.
 
-        A segment that kills workers then does not fail the others.
+        So if a segment kills workers, only this segment fails.
         """
         try:
             await self._search(worker_index, search_round)
@@ -187,7 +191,8 @@ class RoundRunner:
             unfinished = list(search_round.unfinished.values())
             log.warning("a worker died with %d sentences; they are repeated", len(unfinished))
             for request, index in unfinished:
-                if not request.done.done():
+                is_answered = request.done.done()
+                if not is_answered:
                     await self._repeat(worker_index, request, index)
 
     async def _repeat(self, worker_index: int, request: QueuedRequest, index: int) -> None:
@@ -220,15 +225,16 @@ class RoundRunner:
         self._deliver(search_round, Delivery(results, batch_sizes=[]))
 
     def _find_workers(self, translator: Translator) -> SearchWorkers:
-        """Return the workers that have loaded a model."""
+        """Return the pool of worker processes or the threads that search with a model."""
         backend = translator.backend
         return backend.pool if isinstance(backend, RemoteBackend) else self.threads
 
     def _join_waiting(self) -> None:
         """Add waiting segments to running rounds, the smallest first.
 
-        Segments join a round only if the oldest request of the next client can join. No segment
-        joins while a worker may start a round, or while a called function needs a worker.
+        The client whose turn is next decides: if its oldest request cannot join a round, requests
+        of other clients do not join it either. No segment joins while a worker may start a round,
+        or while a called function needs a worker.
         """
         if self._has_free_worker() or self._num_function_calls:
             return
@@ -238,8 +244,8 @@ class RoundRunner:
             request = self._queues.next_request(only_urgent=search_round.only_urgent)
             if request is None:
                 continue
-            may_join = request.options.can_share_batch(search_round.options)
-            if may_join and search_round.num_added < _MAX_JOINED_SEGMENTS:
+            has_same_options = request.options.can_share_batch(search_round.options)
+            if has_same_options and search_round.num_added < _MAX_JOINED_SEGMENTS:
                 self._add_segments(search_round)
                 search_round.on_new_segments()
 
@@ -247,7 +253,8 @@ class RoundRunner:
         """Return whether a worker may search only urgent requests."""
         if worker_index == 0 or worker_index < self._num_workers - 1:
             return False  # only the last one of several workers can be reserved
-        return self._num_workers > self._max_rounds or self._queues.has_competition()
+        has_extra_worker = self._num_workers > self._max_rounds
+        return has_extra_worker or self._queues.has_competition()
 
     def _has_free_worker(self) -> bool:
         """Return whether a free worker may search some of the waiting segments."""
@@ -261,11 +268,13 @@ class RoundRunner:
     def _add_segments(self, search_round: SearchRound) -> None:
         """Add waiting segments to a round, from each client in turn.
 
-        The round gets segments for `_ROUND_SECONDS`, but at least `_MIN_SEGMENTS` if they fit in
-        one batch. With several rounds at a time, it gets at most its share of all segments.
+        The round gets as many segments as can be translated in `_ROUND_SECONDS`. It gets up to
+        `_MIN_SEGMENTS` even if they take longer, unless they fill a batch. With several rounds at a
+        time, it gets at most its share of all segments.
         """
         search = search_round.batch_search
-        batch_tokens = search.max_tokens // search.config.rows_per_sentence  # size of one batch
+        # maximum number of source tokens of a batch, in which a sentence takes several rows
+        batch_tokens = search.max_tokens // search.config.rows_per_sentence
         goal_tokens = min(batch_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
         max_segments = sys.maxsize
         if self._max_rounds > 1:
@@ -274,7 +283,9 @@ class RoundRunner:
         only_urgent = search_round.only_urgent
         for request in self._queues.take_turns(search_round.options, only_urgent=only_urgent):
             num_segments = len(search_round.unfinished)
-            max_tokens = batch_tokens if num_segments < _MIN_SEGMENTS else goal_tokens
+            max_tokens = goal_tokens
+            if num_segments < _MIN_SEGMENTS:
+                max_tokens = batch_tokens
             if num_segments >= max_segments or search_round.num_tokens >= max_tokens:
                 return
             self._take_segment(search_round, request)
@@ -303,7 +314,8 @@ class RoundRunner:
             return
         num_tokens = search_round.num_finished_tokens
         tokens_per_second = num_tokens / max(seconds, _MIN_MEASURED_SECONDS)
-        weight = min(_MEASURED_SECONDS, seconds)  # short rounds have less weight in the average
+        # the weight in the moving average: 0.1 for a measurement of 0.1 s, at most 0.3
+        weight = min(_MEASURED_SECONDS, seconds)
         self.tokens_per_second += weight * (tokens_per_second - self.tokens_per_second)
         self._metrics.engine_seconds.inc(seconds)
         self._metrics.source_tokens.inc(num_tokens)

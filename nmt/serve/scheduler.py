@@ -24,8 +24,9 @@ class Scheduler:
         max_queue: maximum number of waiting segments; a client may have half of them.
         metrics: counters to update.
         num_workers: number of workers, each of which searches a round at a time.
-        max_rounds: number of rounds that keep all CPU cores busy. If there are more workers, the
-            last one searches urgent requests only.
+        max_rounds: maximum number of rounds at a time, without rounds of urgent requests. This
+            number of rounds keeps all CPU cores busy. If there are more workers, the last one
+            searches urgent requests only.
     """
 
     def __init__(
