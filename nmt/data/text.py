@@ -46,24 +46,28 @@ UNSPACED_LETTERS = (  # Thai, Lao, Burmese, Khmer; Chinese and Japanese; Korean
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\U00020000-\U0003ffff"
 )
-"""For patterns: letters of scripts without spaces, and of Korean."""
+"""For patterns: letters of scripts without spaces, and of Korean, where particles follow an address
+without a space.
+"""
 UNSPACED = f"{UNSPACED_LETTERS}\u3000-\u303f\ufe30-\ufe4f\uff00-\uffef"
 """For patterns: letters and punctuation that may follow an address or a placeholder without a
 space.
 """
-SPACED_WORD = rf"[^\W{UNSPACED}]"
+SPACED_CHARACTER = rf"[^\W{UNSPACED}]"
 """For patterns: a letter or digit of other scripts, or an underscore."""
-URL_CHARACTER = (
+URL_CHARACTERS = (
     rf'(?:[^\s<>"{UNSPACED}]'
     rf"|(?<=[/=_:+.%&#~-])[{UNSPACED_LETTERS}]+"  # letters after a sign
     rf"|[{UNSPACED_LETTERS}]+(?=[/?&=#%_]))"  # letters before a sign
 )
-"""For patterns: a character of a web address. A letter of a script without spaces is only part of
-the address before or after a sign such as a slash, since it may also begin the text that follows.
+"""For patterns: a character of a web address, or consecutive letters of scripts without spaces.
+
+These letters count as part of the address only directly before or after a sign such as a slash.
+Elsewhere, they may begin the text that follows the address.
 """
 EMAIL = (
-    rf"(?:{SPACED_WORD}|[.+-]){{1,256}}"
-    rf"@(?:{SPACED_WORD}|-){{1,256}}\.(?:{SPACED_WORD}|[.-]){{1,256}}"
+    rf"(?:{SPACED_CHARACTER}|[.+-]){{1,256}}"
+    rf"@(?:{SPACED_CHARACTER}|-){{1,256}}\.(?:{SPACED_CHARACTER}|[.-]){{1,256}}"
 )
 """For patterns: an e-mail address. The limits save memory in very long words."""
 _BLOCK_BYTES = 1 << 16  # size of the start of a file, where `check_file` looks for its format
@@ -171,8 +175,8 @@ def explain_read_errors(name: str) -> Iterator[None]:
     try:
         yield
     # All decompressors raise EOFError for a file that was cut off. For other damage, gzip raises
-    # OSError or zlib.error, lzma LZMAError, and bz2 and Arrow OSError. An OSError without errno is
-    # from a decompressor, with errno from the disk.
+    # OSError or zlib.error, lzma raises LZMAError, and bz2 and Arrow raise OSError. The disk also
+    # raises OSError. It sets the errno of the error, and decompressors do not.
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
@@ -190,10 +194,11 @@ def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Yield a byte stream in blocks of 1 MiB. Raises `DataError` if a line exceeds 256 MiB."""
     line_bytes = 0  # number of bytes after the last \n
     while block := stream.read(_LARGE_BLOCK_BYTES):
-        line_start = block.rfind(b"\n") + 1  # of the last line; 0 if the block has no \n
-        if line_start > 0:
-            line_bytes = 0
-        line_bytes += len(block) - line_start
+        last_line_end = block.rfind(b"\n")
+        if last_line_end == -1:  # the block has no \n
+            line_bytes += len(block)
+        else:
+            line_bytes = len(block) - last_line_end - 1
         if line_bytes > _MAX_BYTES_WITHOUT_LINE_END:
             raise DataError(
                 f"{name} is not text: it has {line_bytes:,} bytes without a line end; give another "
@@ -278,12 +283,13 @@ def pair_lines(
     pairs = itertools.zip_longest(src_lines, tgt_lines)
     for num_pairs, (source, target) in enumerate(pairs):
         if source is None or target is None:
-            num_src = num_pairs + sum(1 for _ in src_lines)
-            num_tgt = num_pairs + sum(1 for _ in tgt_lines)
+            num_src = num_pairs
+            num_tgt = num_pairs
+            # the longer side has the line that was just read, and the lines after it
             if source is None:
-                num_tgt += 1  # `target` was read already
+                num_tgt += 1 + sum(1 for _ in tgt_lines)
             else:
-                num_src += 1  # `source` was read already
+                num_src += 1 + sum(1 for _ in src_lines)
             raise DataError(
                 f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; extract the pair again, "
                 "line by line"
@@ -308,17 +314,18 @@ class ArrivingLines:
         while not self._has_ended:
             while self._lines:
                 yield self._lines.popleft()
-            select.select([self._descriptor], [], [])  # waits even if reads do not block
+            select.select(
+                [self._descriptor], [], []
+            )  # waits even if the descriptor is non-blocking
             data = os.read(self._descriptor, 1 << 16)
             self._has_ended = len(data) == 0
-            ends_of_lines = data.split(b"\n")
-            # after the last \n comes the start of another line, which may be empty
-            start_of_line = ends_of_lines.pop()
-            for end_of_line in ends_of_lines:
-                self._unfinished += end_of_line + b"\n"
+            chunks = data.split(b"\n")
+            last_chunk = chunks.pop()  # no \n follows it; empty if `data` ends with \n
+            for chunk in chunks:  # each completes a line
+                self._unfinished += chunk + b"\n"
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
-            self._unfinished += start_of_line
+            self._unfinished += last_chunk
             if len(self._unfinished) > MAX_LINE_BYTES:  # `_read_raw_lines` rejects it
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()

@@ -7,7 +7,7 @@ import unicodedata
 
 import regex  # type: ignore[import-untyped]
 
-from nmt.data.text import EMAIL, SPACED_WORD, URL_CHARACTER
+from nmt.data.text import EMAIL, SPACED_CHARACTER, URL_CHARACTERS
 
 _DIGITS = re.compile(r"\d+")
 # a number with separators of thousands: full stop, comma, apostrophe or space
@@ -17,7 +17,7 @@ _CURRENCY_SIGNS = regex.compile(r"\p{Sc}")
 # A web or e-mail address. Searching takes linear time: within a long word, the lookbehinds allow a
 # match to begin at one character only, not at each.
 _ADDRESS = re.compile(
-    rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
+    rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTERS}+|(?<!{SPACED_CHARACTER})(?<![.+-]){EMAIL}"
 )
 # punctuation at the end of an address belongs to the sentence around it
 _PUNCTUATION_AFTER_ADDRESS = ".,;:!?'\")]}>\u00bb\u201c\u201d\u2019"

@@ -7,18 +7,18 @@ from collections import Counter
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from nmt.data.text import SPACED_WORD, UNSPACED, UNSPACED_LETTERS, URL_CHARACTER
+from nmt.data.text import SPACED_CHARACTER, UNSPACED, UNSPACED_LETTERS, URL_CHARACTERS
 from nmt.data.tokenizer import Tokenizer
 
 # A letter or digit. Letters of scripts without spaces, such as Chinese, are not included, since
 # they may directly precede and follow a protected text.
-_W = SPACED_WORD
+_W = SPACED_CHARACTER
 _MARKS = r"""[".,;:!?)\]}'’»“”…]"""  # punctuation that may follow a web address
 _PROTECTED = rf"""
     (?<![^\s("'<\[])(?:[a-z][a-z+.-]{{1,19}}://|www\.)[^\s<>"/{UNSPACED}]+/
       (?:[^\s<>"{UNSPACED}]|[{UNSPACED_LETTERS}])+(?<!{_MARKS})
       (?={_MARKS}{{0,3}}(?:[\s<>]|$))                     # web address between spaces
-    | (?<!{_W})(?:[a-z][a-z+.-]{{1,19}}://|www\.){URL_CHARACTER}+
+    | (?<!{_W})(?:[a-z][a-z+.-]{{1,19}}://|www\.){URL_CHARACTERS}+
       (?<!{_MARKS})                                      # web address next to Chinese text
     | (?<!{_W})(?<![.+-])(?:{_W}|[.+-]){{1,256}}
       @(?:{_W}|-){{1,256}}(?:\.(?:{_W}|-){{1,256}})+      # e-mail address
