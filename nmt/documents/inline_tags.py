@@ -10,8 +10,9 @@ An element is placed around the target words that attend to the source character
 If other words separate the words of an element, its tags go around the longest run of its words. If
 no word attends to the text of an element, its tags go around the free word that attends closest to
 it. A word is free if no element has it. Without a free word, the tags are left out. An element
-without text, such as an image, goes before the first word that translates text after it. Elements
-inside an element are placed among its words in the same way, so that tags stay nested.
+without text, such as an image, goes before the first target word that attends to text after the
+element. Elements inside an element are placed among its words in the same way, so that tags stay
+nested.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class Element:
 
 @dataclass(frozen=True)
 class Span:
-    """A range of characters or words."""
+    """A range of words of the translation, by their indices."""
 
     start: int
-    end: int  # index after the last one
+    end: int  # index after the last word
 
 
 @dataclass(frozen=True)
@@ -107,34 +108,37 @@ def align_words(
         position = max(position, 0)
         token_starts.append(start)
         source_positions.append(position)
-    for word in _split_words(text):
-        # the last token that starts at or before the start of the word
-        index = bisect_right(token_starts, word.start) - 1
+    for word_start, word_end in _split_words(text):
         position = 0
         if source_positions:
+            # the last token that starts at or before the start of the word
+            index = bisect_right(token_starts, word_start) - 1
             position = source_positions[index]
         yield TargetWord(
-            start=target_start + word.start,
-            end=target_start + word.end,
+            start=target_start + word_start,
+            end=target_start + word_end,
             source_position=source_start + position,
         )
 
 
-def _split_words(text: str) -> Iterator[Span]:
-    """Yield the words of a text. A wide character, as in Chinese, is a word."""
+def _split_words(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the characters of each word of a text, as (start, end).
+
+    A wide character, as in Chinese, is a word.
+    """
     start = None
     for i, character in enumerate(text):
         is_wide = unicodedata.east_asian_width(character) in ("W", "F")  # wide or full-width
         ends_word = is_wide or character.isspace()
         if start is not None and ends_word:
-            yield Span(start, i)
+            yield start, i
             start = None
         if is_wide:
-            yield Span(i, i + 1)
+            yield i, i + 1
         elif start is None and not character.isspace():
             start = i
     if start is not None:
-        yield Span(start, len(text))
+        yield start, len(text)
 
 
 class TagPlacer:
@@ -186,7 +190,9 @@ class TagPlacer:
                 continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
             # an element without words may come directly before a word of the translation
-            if start == end and end < region.end and self._needs_space(child, end):
+            has_no_words = start == end
+            is_at_end = end >= region.end
+            if has_no_words and not is_at_end and self._needs_space(child, end):
                 html_parts.append(" ")
         html_parts.append(html.escape(self._target[position : region.end], quote=False))
         return "".join(html_parts)
@@ -205,10 +211,12 @@ class TagPlacer:
         `word` is the first word after the element.
         """
         previous_character = self._source[max(child.start - 1, 0) : child.start]  # "" at the start
-        if previous_character.strip() and word > region.first_word:
+        follows_text_directly = bool(previous_character.strip())
+        is_before_first_word = word == region.first_word
+        if follows_text_directly and not is_before_first_word:
             # no space precedes the element in the source, so it follows the previous word directly
             return self._words[word - 1].end
-        if child.start == parent.start and word == region.first_word:
+        if child.start == parent.start and is_before_first_word:
             return region.start
         if word >= region.end_word:
             return region.end
@@ -217,7 +225,8 @@ class TagPlacer:
     def _find_words(self, children: Sequence[Element], region: Region) -> list[Span]:
         """Return the words of each child.
 
-        The span of a child without words is empty, at the first word that translates text after it.
+        A child without words gets an empty span. It starts at the first word that attends to text
+        after the child, so that the child goes before this word.
         """
         spans = self._find_runs(children, region)
         self._add_closest_words(spans, children, region)
@@ -226,14 +235,15 @@ class TagPlacer:
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
         words = self._words[region.first_word : region.end_word]
-        # `bisect_left` finds the first word whose source position is at or after a child. It needs
-        # sorted positions, so it gets running maxima. These reach the child at the same word.
+        # The first word whose source position is at or after a child also has the first running
+        # maximum that is. Unlike the positions, the maxima ascend, as `bisect_left` requires.
         positions = [word.source_position for word in words]
         furthest_positions = list(accumulate(positions, max))
         for index, child in enumerate(children):
             if index not in spans:
                 word = region.first_word + bisect_left(furthest_positions, child.start)
-                word = run_starts.get(word, word)  # before the run of another element, not in it
+                if word in run_starts:  # goes before the run of another element, not into it
+                    word = run_starts[word]
                 spans[index] = Span(word, word)
         return [spans[index] for index in range(len(children))]
 
@@ -254,6 +264,7 @@ class TagPlacer:
             if closest == len(free):
                 closest -= 1
             elif closest > 0:
+                # the position before is compared with the child's start, the one after with its end
                 distance_before = child.start - positions[closest - 1]
                 distance_after = positions[closest] - child.end
                 if distance_before < distance_after:
