@@ -33,7 +33,7 @@ from nmt.model.fast.packing import MIN_WIDTH, additive_mask
 from nmt.model.fast.transfer import to_device
 
 CPU = torch.device("cpu")
-_SPARE_STEPS = 16  # adding capacity copies the cache, so it is added for this number of steps
+_SPARE_STEPS = 16  # steps for which capacity is added at once, since adding it copies the cache
 _TRANSPOSED_WIDTH = 24  # number of columns above which a CPU computes K Q^T faster than Q K^T
 
 
@@ -59,31 +59,34 @@ class BeamGrid:
         self.beams = torch.arange(num_rows) - first_rows[sentences]  # (R,)
         beam_indices = torch.arange(num_beams)  # (W,)
         # the row of each cell; empty cells get a row of a later sentence, or the last row
-        rows = (first_rows.unsqueeze(1) + beam_indices).clamp(max=num_rows - 1)  # (B, W)
+        rows = first_rows.unsqueeze(1) + beam_indices  # (B, W)
+        rows = rows.clamp(max=num_rows - 1)
         self.is_empty = to_device(beam_indices >= self.counts.unsqueeze(1), device)  # (B, W)
         self.rows = to_device(rows, device)  # (B, W)
         self.num_padded_rows = round_up_rows(num_rows)  # filler rows included
         cells = sentences * num_beams + self.beams  # (R,), indices into the flattened grid
         self.cpu_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))  # (num_padded_rows,)
-        # without empty cells and filler rows, rows and cells have the same order
+        # without empty cells and filler rows, row i is cell i of the flattened grid
         has_empty_cells = num_rows < num_sentences * num_beams
         has_filler_rows = num_rows < self.num_padded_rows
         self.is_full = not has_empty_cells and not has_filler_rows
-        self._cpu_rows = rows.flatten()  # (B * W,)
-        self._rows = self.rows.flatten()
-        self._cells = to_device(self.cpu_cells, device)
+        # on the CPU and on the device: the row of each cell, (B * W,)
+        self._cpu_rows = rows.flatten()
+        self._device_rows = self.rows.flatten()
+        # on the device: the cell of each row, (num_padded_rows,)
+        self._device_cells = to_device(self.cpu_cells, device)
 
     def rows_to_grid(self, x: Tensor) -> Tensor:
         """Map rows (R or more, ...), on the device or the CPU, to the grid (B, W, ...)."""
         if not self.is_full:
-            rows = self._cpu_rows if x.device.type == "cpu" else self._rows
+            rows = self._cpu_rows if x.device.type == "cpu" else self._device_rows
             x = x.index_select(0, rows)
         return x.view(self.shape + x.shape[1:])
 
     def grid_to_rows(self, x: Tensor) -> Tensor:
         """Map the grid (B, W, ...) to rows (num_padded_rows, ...)."""
         x = x.flatten(0, 1)
-        return x if self.is_full else x.index_select(0, self._cells)
+        return x if self.is_full else x.index_select(0, self._device_cells)
 
 
 @dataclass(frozen=True)
@@ -121,15 +124,21 @@ class GatherIndex:
         cells = grid.cpu_cells.view(-1, 1, 1)  # (R, 1, 1), each b * W + w
         beams = cells % num_beams
         sentences = cells // num_beams
-        # (R, H, 1), indices into B * H: products and values are stored by sentence, then by head
-        heads = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)
+        # (R, H, 1), b * H + h for head h of sentence b, as products and values are stored
+        head_index = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)
         columns = columns.unsqueeze(1)  # (R, 1, T)
-        # (R, 1, T), indices into the products of one head: (C, W) if transposed, else (W, C)
-        index_in_head = columns * num_beams + beams if is_transposed else beams * width + columns
+        # (R, 1, T), indices into the flattened products of one head
+        if is_transposed:  # the products are (C, W)
+            row_starts = columns * num_beams
+            index_in_head = row_starts + beams
+        else:  # the products are (W, C)
+            row_starts = beams * width
+            index_in_head = row_starts + columns
         products_per_head = width * num_beams
-        value_index = heads * capacity + columns  # (R, H, T)
+        logit_index = head_index * products_per_head + index_in_head  # (R, H, T)
+        value_index = head_index * capacity + columns  # (R, H, T)
         return cls(
-            logit_index=(heads * products_per_head + index_in_head).view(-1),
+            logit_index=logit_index.view(-1),
             value_index=value_index.view(-1),
             shape=value_index.shape,
             offsets=torch.arange(0, value_index.numel(), value_index.size(2)),
@@ -152,7 +161,11 @@ class StepContext:
 
 
 class KVCache:
-    """Keys and values of the target tokens, in one tensor (2, B, K, capacity, d) for each layer."""
+    """Keys and values of the target tokens, in one tensor (2, B, K, capacity, d) for each layer.
+
+    Of the `capacity` columns of a tensor, the first `num_columns` hold tokens, and the others are
+    zeros. Attention reads the keys of the first `width` columns.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -163,7 +176,7 @@ class KVCache:
     def width(self) -> int:
         """C, the number of columns of keys that attention reads.
 
-        At least `MIN_WIDTH`. Columns from `num_columns` on are still unused.
+        This is `num_columns`, or `MIN_WIDTH` if it is larger.
         """
         return max(self.num_columns, MIN_WIDTH)
 
@@ -206,9 +219,10 @@ class KVCache:
             heads = torch.arange(num_heads, device=sentences.device)
             # One flat index is faster than an index for each dimension. The tensor stores vectors
             # (d,), sorted by key or value, then by sentence, head and column.
-            blocks = sentences[:, None, None] * num_heads + heads.unsqueeze(1)  # (B', K, 1)
-            key_index = blocks * capacity + columns.unsqueeze(1)  # (B', K, new capacity)
-            value_index = key_index + num_sentences * num_heads * capacity  # values follow all keys
+            head_index = sentences[:, None, None] * num_heads + heads.unsqueeze(1)  # (B', K, 1)
+            key_index = head_index * capacity + columns.unsqueeze(1)  # (B', K, new capacity)
+            num_keys = num_sentences * num_heads * capacity
+            value_index = key_index + num_keys  # the values follow all keys
             index = torch.stack([key_index, value_index])  # (2, B', K, new capacity)
             vectors = tensor.view(-1, head_size).index_select(0, index.flatten())
             self.tensors[layer_index] = vectors.view(*index.shape, head_size)
@@ -249,9 +263,9 @@ class TargetCache(Protocol):
 class AttentionCache:
     """The keys and values of all target tokens, for decoders with self-attention.
 
-    With `uses_gather_index`, attention uses a `GatherIndex` instead of a bias. With
-    `has_position_bias`, the positional encoding needs distances. `attention_mask` (R, C) is on the
-    CPU.
+    With `uses_gather_index`, the context of a step lists the columns that each row attends to.
+    Otherwise, it has a bias that masks all other columns. With `has_position_bias`, it also has the
+    distances that the positional encoding needs. `attention_mask` (R, C) is on the CPU.
     """
 
     def __init__(
@@ -313,10 +327,11 @@ class AttentionCache:
             columns = token_columns.view(len(lengths), longest)  # (R, T)
         else:  # sentences that joined later have fewer tokens
             row_starts = lengths.cumsum(0) - lengths  # (R,), index of the first token of each row
-            # (tokens,), the position of each token in its row
-            positions = torch.arange(len(token_columns)) - row_starts[token_rows]
+            token_indices = torch.arange(len(token_columns))
+            positions = token_indices - row_starts[token_rows]  # (tokens,), positions in the row
+            # (R, T): the column of each token at its row and position, and zeros after them
             zeros = token_columns.new_zeros(len(lengths), longest)
-            columns = zeros.index_put((token_rows, positions), token_columns)  # (R, T)
+            columns = zeros.index_put((token_rows, positions), token_columns)
         # add filler rows, and columns up to `MIN_WIDTH`
         num_filler = grid.num_padded_rows - len(lengths)
         num_missing = max(0, MIN_WIDTH - longest)
@@ -342,10 +357,13 @@ class AttentionCache:
     def needs_compaction(self, num_positions: int) -> bool:
         """Return whether the number of columns has grown by half since the latest compaction.
 
-        Returns False up to `num_positions` columns, which one hypothesis may need.
+        Returns False if there are at most `num_positions` columns, since a single hypothesis may
+        use all of them.
         """
-        max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, num_positions)
-        return self.attention_mask.size(1) > max_columns
+        num_columns = self.attention_mask.size(1)
+        num_added = num_columns - self._num_compact_columns
+        has_grown = num_added > _allowed_growth(self._num_compact_columns)
+        return has_grown and num_columns > num_positions
 
     def compact(self, live_sentences: Tensor, row_sentences: Tensor, grid: BeamGrid) -> None:
         """Also drop the columns that no hypothesis attends to; see `TargetCache.compact`."""
@@ -357,8 +375,9 @@ class AttentionCache:
         columns = order[:, :num_columns]
         self._num_compact_columns = num_columns
         self.attention_mask = self.attention_mask.gather(1, columns[row_sentences])  # (R, C')
-        # spare capacity for the steps until the next compaction
-        num_spare = num_columns // 2 + MIN_WIDTH + grid.shape[1]
+        # spare capacity until the next compaction, which follows the step that exceeds the growth
+        num_beams = grid.shape[1]
+        num_spare = _allowed_growth(num_columns) + num_beams
         columns = to_device(F.pad(columns, (0, num_spare)), self._device)
         self.keys_values.compact(to_device(live_sentences, self._device), columns, num_columns)
 
@@ -367,6 +386,11 @@ class AttentionCache:
         self.keys_values.add_sentences(count)
         # the new rows attend to no column yet
         self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, count))
+
+
+def _allowed_growth(num_compact_columns: int) -> int:
+    """Return the number of columns that steps may add to compact columns without a compaction."""
+    return num_compact_columns // 2 + MIN_WIDTH
 
 
 class RecurrentCache:
