@@ -1,8 +1,8 @@
 """Change the text of training pairs at random (docs/augment.md).
 
-A model learns from the changes to translate text as people write it. The changes depend only on the
-seed, the number of the update and the index of the pair. So they are the same for every number of
-ranks, and after resuming.
+The changes imitate text as people write it, so that a model learns to translate it. They depend
+only on the seed, the number of the update and the index of the pair. So they are the same for every
+number of ranks, and after resuming.
 """
 
 from __future__ import annotations
@@ -114,12 +114,15 @@ class TextAugmenter:
             return None
         for change in changes:
             src, tgt = change(src, tgt, rng)
+        unchanged_ids = None
+        if not changes:
+            unchanged_ids = (decoded_src.ids, decoded_tgt.ids)
         return _PairText(
             src_prefix_ids=decoded_src.prefix_ids,
             src=src,
             tgt_prefix_ids=decoded_tgt.prefix_ids,
             tgt=tgt,
-            ids=None if changes else (decoded_src.ids, decoded_tgt.ids),
+            unchanged_ids=unchanged_ids,
             rng=rng,
             gets_hints=gets_hints,
         )
@@ -130,7 +133,7 @@ class TextAugmenter:
             return
         texts = [(pair.src, pair.tgt) for pair in pairs]
         rngs = [pair.rng for pair in pairs]
-        hinted_texts = self._hint_sampler(texts, rngs, [pair.ids for pair in pairs])
+        hinted_texts = self._hint_sampler(texts, rngs, [pair.unchanged_ids for pair in pairs])
         for pair, (src, tgt) in zip(pairs, hinted_texts, strict=True):
             pair.src = src
             pair.tgt = tgt
@@ -180,8 +183,8 @@ class _PairText:
     src: str
     tgt_prefix_ids: list[int]
     tgt: str
-    ids: tuple[list[int], list[int]] | None
-    """`DecodedText.ids` of `src` and `tgt`, or None if the texts have changed."""
+    unchanged_ids: tuple[list[int], list[int]] | None
+    """The ids of source and target, see `DecodedText.ids`, or None if the texts have changed."""
     rng: Random
     gets_hints: bool
 
@@ -222,6 +225,7 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer, tags: Iterable[str], max_length: int) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length  # maximum number of tokens of a side, EOS included
+        # ids that a side may begin with: the tokenizer's own prefix, and tags
         self.prefixes = [tokenizer.prefix_ids]
         for tag in tags:
             self.prefixes.append(tokenizer.encode(tag))
@@ -248,8 +252,8 @@ class TextCodec:
         Returns [] if the text is empty, or if an id is unknown or there are too many ids.
         """
         ids = self.tokenizer.encode(text)
-        tokenizer_prefix_length = find_prefix_length(ids, self.prefixes)
-        text_ids = ids[tokenizer_prefix_length:]
+        prefix_length = find_prefix_length(ids, self.prefixes)
+        text_ids = ids[prefix_length:]
         num_tokens = len(prefix_ids) + len(text_ids) + 1  # with EOS
         is_too_long = num_tokens > self.max_length
         if not text_ids or is_too_long or self.tokenizer.unk_id in text_ids:

@@ -5,9 +5,10 @@ target token, and the cache, which has the keys and values of earlier target tok
 log-probabilities of the next token, the extended cache, and the attention to the source that aligns
 words. Batch size and lengths are dynamic. In the first step, the cache has length 0.
 
-A decoder with SSRUs has no keys and values of target tokens. Instead, both caches hold the states
-of the SSRU, one for each target token, divided into heads. All decoders thus have caches of the
-same shapes. A step reads only the newest state.
+A decoder with SSRUs (simpler simple recurrent units) has no keys and values of target tokens. Both
+caches, past_keys and past_values, then hold the same states of the SSRU, one for each target token,
+divided into heads. So all decoders have caches of the same shapes. A step reads only the newest
+state.
 """
 
 # Shapes: B batch, S source length, T cached target tokens, V vocab, D d_model
@@ -114,8 +115,9 @@ class DecoderStep(nn.Module):
         """
         model = self.model
         num_past = past_keys.size(3)
-        # With a larger `num_positions`, the positional encoding would enlarge its table, which a
-        # graph cannot do. `_build_model` has already made the table large enough.
+        # `num_positions`, the upper bound of the positions, would be T + 1. But a positional
+        # encoding enlarges its table to this size, which a graph cannot do. `_build_model` has
+        # already made the table large enough, so 1 is passed instead.
         positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
         # relative positions of the cached tokens and the newest token: -T, ..., -1, 0
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
@@ -202,7 +204,8 @@ def _apply_first_sublayer(
 def _next_state(ssru: Ssru, x: Tensor, past_states: Tensor) -> Tensor:
     """Compute the next state (B, H, 1, d) of an SSRU from `x` (B, 1, D).
 
-    In the first step, `past_states` (B, H, T, d) is empty, and the previous state is zeros.
+    In the first step, `past_states` (B, H, T, d) is empty, and the previous state is zeros. With
+    SSRUs, keys and values have as many heads as queries (K = H).
     """
     _, num_heads, _, head_size = past_states.shape
     gates, candidates = ssru.project(x)  # (B, 1, D) each
@@ -245,15 +248,15 @@ def _attention_output(
     """
     encoding = attention.position_encoding
     bias_encoding = encoding if encoding.has_bias else None  # adds a bias to the scores, as ALiBi
-    heads, weights = attend(
+    head_outputs, weights = attend(
         q,
         repeat_heads(k, attention.num_heads),
         repeat_heads(v, attention.num_heads),
         mask,
         encoding=bias_encoding,
         distances=distances,
-    )  # (B, H, 1, d)
-    return attention.out_projection(heads.transpose(1, 2).flatten(2)), weights
+    )  # (B, H, 1, d), (B, H, 1, N)
+    return attention.out_projection(head_outputs.transpose(1, 2).flatten(2)), weights
 
 
 def write_onnx(
@@ -367,8 +370,12 @@ def _store_float16(path: Path) -> None:
             continue
         name = tensor.name
         values = numpy_helper.to_array(tensor).astype(np.float16)
-        tensor.CopyFrom(numpy_helper.from_array(values, f"{name}.float16"))
-        conversion = onnx.helper.make_node("Cast", [tensor.name], [name], to=onnx.TensorProto.FLOAT)
+        # a node converts the tensor, under a new name, to a float32 tensor with the old name
+        float16_name = f"{name}.float16"
+        tensor.CopyFrom(numpy_helper.from_array(values, float16_name))
+        conversion = onnx.helper.make_node(
+            "Cast", [float16_name], [name], to=onnx.TensorProto.FLOAT
+        )
         conversions.append(conversion)
     # a graph lists a node after the nodes that it reads
     _replace_nodes(graph, [*conversions, *graph.node])
@@ -394,6 +401,6 @@ def _move_constants(graph: Any) -> None:
 
 
 def _replace_nodes(graph: Any, nodes: list[Any]) -> None:
-    """Replace the nodes of a graph, a field of a protobuf message that cannot be assigned."""
+    """Replace the nodes of a graph, in place: protobuf does not allow to assign to `graph.node`."""
     del graph.node[:]
     graph.node.extend(nodes)

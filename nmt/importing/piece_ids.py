@@ -48,8 +48,8 @@ _ESCAPED_CHARACTERS = {  # meaning of a letter after a backslash in YAML's doubl
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 _MAX_UNUSED_ROWS = 1024
-"""Largest number of rows without a piece at the end of an embedding, whose size is often rounded
-up. In a large embedding, up to an eighth of the rows may have no piece.
+"""Number of rows at the end of an embedding that may have no piece, since its size is often rounded
+up. A large embedding may have more of them, up to an eighth of its rows.
 """
 
 
@@ -100,9 +100,11 @@ def sort_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
     for piece, i in pieces_and_ids:
         if not isinstance(piece, str) or _SURROGATE.search(piece):
             raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is not text")
-        is_row = type(i) is int and 0 <= i < size
-        is_taken = is_row and i in piece_of_id and piece_of_id[i] != piece
-        if not is_row or is_taken:
+        has_row = type(i) is int and 0 <= i < size
+        is_taken = False
+        if has_row and i in piece_of_id:
+            is_taken = piece_of_id[i] != piece
+        if not has_row or is_taken:
             raise ModelError(
                 f"{path} gives {piece!r} the id {i!r}, which is taken or no row of the embedding "
                 f"({size} rows); the files do not belong together"
@@ -110,7 +112,8 @@ def sort_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
         piece_of_id[i] = piece
     missing_ids = sorted(set(range(size)) - piece_of_id.keys())
     if missing_ids:
-        is_only_at_end = missing_ids[0] == len(piece_of_id)  # all smaller ids have a piece
+        # the pieces then have the ids 0, 1, ... without a gap
+        is_only_at_end = missing_ids[0] == len(piece_of_id)
         if not is_only_at_end or len(missing_ids) > max(_MAX_UNUSED_ROWS, size // 8):
             raise ModelError(
                 f"{path} has no piece of id {missing_ids[0]}; the vocabulary has a hole"
@@ -194,18 +197,19 @@ def find_id(id_of_piece: Mapping[str, int], piece: str, path: Path) -> int:
     return id_of_piece[piece]
 
 
-def find_language(id_of_piece: Mapping[str, int], setting: str, lang: str | None) -> int:
-    """Return the id of the language `lang`, which the setting `setting` gives.
+def find_language(id_of_piece: Mapping[str, int], setting_name: str, lang: str | None) -> int:
+    """Return the id of the language `lang`, the value of a setting such as `src_lang`.
 
     M2M100 has pieces such as `__en__`, and NLLB such as `eng_Latn`. Raises a `ConfigError` that
     suggests similar languages if the vocabulary lacks this one.
     """
-    for piece in (f"__{lang}__", str(lang)):  # in M2M100, "en" is an ordinary piece
+    for piece in (f"__{lang}__", str(lang)):
+        # the pattern excludes ordinary pieces, such as the piece "en" of M2M100
         if piece in id_of_piece and LANGUAGE_PATTERN.fullmatch(piece):
             return id_of_piece[piece]
     languages = [piece.strip("_") for piece in id_of_piece if LANGUAGE_PATTERN.fullmatch(piece)]
     value = "null" if lang is None else lang
-    raise ConfigError(f"{setting}={value}: {suggest_names(value, languages)}")
+    raise ConfigError(f"{setting_name}={value}: {suggest_names(value, languages)}")
 
 
 def make_tokenizers(
@@ -221,16 +225,21 @@ def make_tokenizers(
     for side in (src, tgt):
         ids = side.special_ids.control_ids
         if min(ids) < 0 or max(ids) >= len(side.pieces):
-            raise ModelError(f"{folder}: control symbols {ids} of {len(side.pieces)} pieces")
+            raise ModelError(
+                f"{folder}: control symbols have the ids {ids}, and the vocabulary of "
+                f"{len(side.pieces)} pieces lacks some of them; copy it again"
+            )
     if shares_embedding and src.pieces != tgt.pieces:
         raise ModelError(f"{folder} has one embedding and two vocabularies; copy it again")
     src_tokenizer = Tokenizer(read_model(src.spm_path))
     tgt_tokenizer = Tokenizer(read_model(tgt.spm_path))
-    if _has_equal_ids(src_tokenizer, src) and _has_equal_ids(tgt_tokenizer, tgt):
-        if not shares_embedding:
-            return TokenizerPair(src_tokenizer, tgt_tokenizer)
-        if src_tokenizer.model == tgt_tokenizer.model:
-            return src_tokenizer
+    keeps_ids = _has_equal_ids(src_tokenizer, src) and _has_equal_ids(tgt_tokenizer, tgt)
+    if keeps_ids and not shares_embedding:
+        return TokenizerPair(src_tokenizer, tgt_tokenizer)
+    has_one_model = src_tokenizer.model == tgt_tokenizer.model
+    if keeps_ids and has_one_model:
+        return src_tokenizer
+    # all other tokenizers map ids, also two SentencePiece models that share a vocabulary
 
     def map_ids(tokenizer: Tokenizer, side: SideVocabulary) -> Tokenizer:
         """Return a tokenizer that gives each piece the id of the imported model."""

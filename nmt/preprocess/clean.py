@@ -14,10 +14,10 @@ Every character that is replaced and every pair that is dropped is counted. The 
 - A score is a column of TSV, a field of JSON, or a line of a separate file. A line without a finite
   number as its score is malformed.
 
-Lines that are not UTF-8 and malformed lines are errors, unless `data.invalid` allows them: with
-"replace", bytes that are not UTF-8 are replaced; with "drop", both kinds of lines are dropped in
-training text and repaired in held-out text. Lines that are too large are always dropped in training
-text and repaired in held-out text.
+A line that is not UTF-8 is an error, and so is a malformed line, unless `data.invalid` allows them:
+with "replace", bytes that are not UTF-8 are replaced; with "drop", both kinds of lines are dropped
+in training text and repaired in held-out text. Lines that are too large are always dropped in
+training text and repaired in held-out text.
 """
 
 # In shapes, N is the number of pairs of a chunk.
@@ -84,8 +84,8 @@ _JSON_DECODER = json.JSONDecoder(strict=False)  # accepts control characters ins
 def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChunk:
     """Decode the pairs of a chunk. Drops pairs with errors, or repairs them if they are held out.
 
-    Raises a `DataError` with file and line for a line that is not UTF-8 if `data.invalid` is error,
-    and for a malformed line if it is error or replace.
+    With `data.invalid=error`, raises a `DataError` with file and line for a line that is not UTF-8.
+    With `data.invalid=error` or `replace`, raises one for a malformed line.
     """
     reader = _ChunkReader(chunk)
     texts = reader.read()  # sources, targets and perhaps alignments
@@ -210,11 +210,12 @@ class _ChunkReader:
         A line without a finite number is malformed, and its score becomes 0.
         """
         source = self._chunk.source
-        num_text_files = 3 if source.has_alignment_file else 2
-        # false for TSV and JSONL, which have a single file
-        has_score_file = len(source.paths) > num_text_files
-        file_index = len(source.paths) - 1  # the score file, or the only file
-        if has_score_file:
+        num_files = len(source.paths)  # 1 for TSV and JSONL, which contain their scores
+        num_text_files = 2  # the files of source and target
+        if source.has_alignment_file:
+            num_text_files += 1
+        file_index = num_files - 1  # the score file if there is one, or the only file
+        if num_files > num_text_files:
             lines = self._split(self._decode(file_index), file_index)
             if source.score is None:
                 self._score_texts = lines
@@ -240,8 +241,8 @@ class _ChunkReader:
     def forgive_overlong(self) -> None:
         """Remove overlong lines from `malformed`.
 
-        A chunk has an empty line instead of an overlong one, which may look malformed. `clean`
-        counts it as overlong only.
+        A chunk has an empty line in the place of each overlong line. The empty line may be
+        malformed, for example in JSONL, but `clean` counts the line as overlong only.
         """
         for line_number, _ in self._chunk.overlong:
             self.malformed.pop(line_number - self._chunk.first_line, None)
@@ -271,7 +272,7 @@ class _ChunkReader:
             byte = error.start + 1
             message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
             self.not_utf8[row, side] = LineError(row, side, message, byte)
-            # has a surrogate for each invalid byte
+            # U+FFFD may replace several bytes, so count the surrogates, one for each invalid byte
             escaped = line.decode("utf-8", "surrogateescape")
             self.num_replaced += len(_SURROGATE.findall(escaped))
             return line.decode("utf-8", "replace")

@@ -29,6 +29,7 @@ from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_
 from nmt.preprocess.clean_chunk import NUM_EXAMPLES, CleanChunk, PairCounts
 
 NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
+# above, the lengths from a length to its double are an octave: 256 to 511, 512 to 1023, ...
 _BINS_PER_OCTAVE = 16
 _NUM_OCTAVES = 12  # the last bin starts at about a million tokens
 NUM_BINS = NUM_EXACT_LENGTHS + _NUM_OCTAVES * _BINS_PER_OCTAVE
@@ -43,7 +44,7 @@ LinesBySide = tuple[Sequence[str], Sequence[str]]  # source lines, target lines
 
 
 class _SplitTables(NamedTuple):
-    """Where texts occur in a held-out split, at one match level: the rows with each text."""
+    """The rows of a held-out split that have each text, at one match level."""
 
     by_src: RowsByText
     by_tgt: RowsByText
@@ -56,7 +57,7 @@ class SideStatistics:
     tokens: int = 0  # EOS does not count
     words: int = 0  # separated by spaces
     unknown_tokens: int = 0  # <unk>
-    byte_tokens: int = 0  # tokens such as <0xE2>, one per byte of a character without a piece
+    byte_tokens: int = 0  # tokens such as <0xE2>, for the bytes of characters without a piece
     longest: int = 0  # length of the longest line in tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # the keys are code points
 
@@ -94,14 +95,14 @@ class Overlap:
 
 @dataclass
 class Statistics:
-    """The counts of a text. Only `pairs` includes the pairs that filters dropped."""
+    """The counts of a text after filtering. Only the field `pairs` also counts dropped pairs."""
 
     pairs: PairCounts = field(default_factory=PairCounts)
     src: SideStatistics = field(default_factory=SideStatistics)
     tgt: SideStatistics = field(default_factory=SideStatistics)
     num_pairs_by_bins: Counter[int] = field(default_factory=Counter)
-    """Number of pairs by the bins of their two lengths. The key is the number of both bins, source
-    bin * NUM_BINS + target bin; see `length_bins`."""
+    """Number of pairs by the bins of their two lengths, see `length_bins`. The key is source bin *
+    NUM_BINS + target bin."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
     """The keys are a split, a match level and a unit, such as "valid exact pairs". A key without
     matches is left out."""
@@ -173,9 +174,9 @@ def count_chunk(
     chunk: CleanChunk,
     encoded_sides: tuple[FlatIds, FlatIds],
     kinds: tuple[TokenKinds, TokenKinds],
-    held_out: HeldOutFinder | None,
+    held_out_finder: HeldOutFinder | None,
 ) -> Statistics:
-    """Count the pairs of a chunk, and look for held-out lines if `held_out` is given.
+    """Count the pairs of a chunk, and look for held-out lines if there is a `held_out_finder`.
 
     `encoded_sides` has for each side the ids of all lines, without EOS, and the index at which each
     line starts (N + 1,). `kinds` has for each side the result of `token_kinds` (V,).
@@ -190,10 +191,11 @@ def count_chunk(
     statistics.tgt = _count_side(tgt_characters, tgt, kinds[1])
     src_bins = length_bins(_lengths_with_eos(src))
     tgt_bins = length_bins(_lengths_with_eos(tgt))
-    statistics.num_pairs_by_bins = Counter((src_bins * NUM_BINS + tgt_bins).tolist())
-    if held_out is not None:
-        signatures = (src_characters.signatures(), tgt_characters.signatures())
-        statistics.overlaps = held_out.find_overlaps(chunk, signatures)
+    bins_of_pairs = src_bins * NUM_BINS + tgt_bins  # (N,)
+    statistics.num_pairs_by_bins = Counter(bins_of_pairs.tolist())
+    if held_out_finder is not None:
+        signatures = (src_characters.signatures(), tgt_characters.signatures())  # hashes of lines
+        statistics.overlaps = held_out_finder.find_overlaps(chunk, signatures)
     return statistics
 
 
@@ -201,7 +203,7 @@ def _count_side(
     characters: CharacterStatistics, encoded: FlatIds, kinds: TokenKinds
 ) -> SideStatistics:
     """Count one side of a chunk. `kinds` (V,) has the kind of each id."""
-    ids, _ = encoded
+    ids, _ = encoded  # the ids of all lines
     num_by_kind = np.bincount(kinds.take(ids), minlength=3)  # (3,)
     return SideStatistics(
         tokens=len(ids),
@@ -215,7 +217,7 @@ def _count_side(
 
 def _lengths_with_eos(encoded: FlatIds) -> Ints:
     """Return the number of tokens of each line, EOS included, (N,)."""
-    _, offsets = encoded
+    _, offsets = encoded  # the index at which each line starts, and the end, (N + 1,)
     return np.diff(offsets).astype(np.int64) + 1
 
 
@@ -285,10 +287,10 @@ def _find_matches(
     tgt_rows: set[int] = set()
     for level in MATCH_LEVELS:
         src_text, tgt_text = texts[level]
-        # The level "normalised" keeps the rows of the level "exact". Its tables lack lines with the
-        # normal form "", such as "...", which may be exact matches.
         matching_src_rows = tables[level].by_src.get(src_text, set())
         matching_tgt_rows = tables[level].by_tgt.get(tgt_text, set())
+        # Exact matches also count for the level "normalised". Its tables lack some of them: lines
+        # such as "...", whose normal form is "". So each level adds its rows to the rows before.
         src_rows = src_rows | matching_src_rows
         tgt_rows = tgt_rows | matching_tgt_rows
         matches = {"pairs": src_rows & tgt_rows, "sources": src_rows, "targets": tgt_rows}
@@ -313,7 +315,8 @@ def length_bins(lengths: Ints) -> Ints:
     """
     long_lengths = np.maximum(lengths, NUM_EXACT_LENGTHS)  # avoids the logarithm of 0
     octaves = np.log2(long_lengths / NUM_EXACT_LENGTHS)
-    long_bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
+    num_bins_above = np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
+    long_bins = NUM_EXACT_LENGTHS + num_bins_above
     long_bins = np.minimum(long_bins, NUM_BINS - 1)
     return np.where(lengths < NUM_EXACT_LENGTHS, lengths, long_bins)
 
@@ -322,7 +325,8 @@ def bin_starts() -> Ints:
     """Return the smallest length of each bin, and the end of the last bin."""
     exact_starts = np.arange(NUM_EXACT_LENGTHS)
     num_long_bins = NUM_BINS - NUM_EXACT_LENGTHS
-    # the octave of each start, in fractions: an octave higher, a length is twice as large
+    # number of octaves, with fractions, from `NUM_EXACT_LENGTHS` to each start
     octaves = np.arange(num_long_bins + 1) / _BINS_PER_OCTAVE
-    long_starts = np.ceil(NUM_EXACT_LENGTHS * 2**octaves).astype(np.int64)
-    return np.concatenate([exact_starts, long_starts])
+    long_starts = NUM_EXACT_LENGTHS * 2**octaves
+    rounded_starts = np.ceil(long_starts).astype(np.int64)  # the smallest whole lengths
+    return np.concatenate([exact_starts, rounded_starts])
