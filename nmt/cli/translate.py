@@ -72,20 +72,23 @@ def translate(config: TranslateConfig) -> None:
         output: PartialFile | _OutputStream
         if output_file is None:
             lines, has_more = open_input(config.input, stack)
-            # A window ends when no further line is waiting, so that its translation is not delayed.
-            # But workers get full windows, which are faster.
             if translator.is_in_process:
+                # `has_more` says whether a further line is waiting. If not, the window ends, so
+                # that its lines are translated at once.
                 reader = _open_reader(config, lines, has_more)
-            else:
+            else:  # workers get full windows, which are faster
                 reader = _open_reader(config, lines)
             output = _OutputStream(open_output(config.output, stack))
         else:
             output = stack.enter_context(
                 PartialFile(output_file, describe_job(config, translator.search))
             )
+            can_read_only_once = is_stream(config.input)
+            if config.prefixes:
+                can_read_only_once = can_read_only_once or is_stream(config.prefixes)
             reader = output.resume(
                 lambda: _open_reader(config, _read_lines(config, document)),
-                is_stream=is_stream(config.input) or is_stream(config.prefixes or ""),
+                is_stream=can_read_only_once,
             )
         progress = stack.enter_context(
             _open_progress(config, document, reader.num_lines, is_interactive=is_interactive)
@@ -187,8 +190,8 @@ def _load_window_function(
 ) -> Callable[[Window], list[LineResult]]:
     """Load the model in a worker, and return a function that translates a window.
 
-    Workers on this machine share its cores, and each uses one GPU. Workers of a Dask scheduler keep
-    their number of threads unless `num_threads` is set.
+    Workers on this machine share its cores, and each uses one GPU. Workers of a Dask scheduler use
+    `num_threads` threads if it is set, and otherwise keep the number that they already use.
     """
     device = config.device
     if config.scheduler is None:
@@ -202,15 +205,15 @@ def _load_window_function(
     translator = load_translator(config, device)
 
     def translate_window(window: Window) -> list[LineResult]:
-        [translated_window] = translator.translate_windows([window], search, options)
-        _, results = translated_window
+        translated_windows = list(translator.translate_windows([window], search, options))
+        _, results = translated_windows[0]
         return results
 
     return translate_window
 
 
 def with_chosen_backend(config: ConfigT) -> ConfigT:
-    """Replace `backend=auto` by a backend and its quantization.
+    """Return the settings with a chosen backend and its quantization instead of `backend=auto`.
 
     Called before workers start, so that all workers use the same backend. If another backend is
     chosen when a job is resumed, the job starts over.
@@ -267,7 +270,7 @@ def _resolve_settings(
     """
     search = translator.search_config(**config.search_changes())
     n_best = config.n_best
-    if search.alternatives:
+    if search.alternatives:  # the number of alternatives is the number of translations to return
         n_best = search.alternatives
     elif n_best > search.beam_size and not search.sampling:
         raise ConfigError(

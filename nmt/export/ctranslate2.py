@@ -4,8 +4,9 @@ The weights are assigned to a `TransformerSpec` of CTranslate2, a tree of layers
 the weights and writes `model.bin`.
 """
 
-# D d_model, E size of the keys of all heads (D unless heads share keys), F d_ff, V vocab,
-# P max_positions, H heads, K max_distance. A stack is the encoder or the decoder of the spec.
+# D d_model, E size of the keys of all heads together (less than D if heads share keys), F d_ff,
+# V vocab, P max_positions, H heads, K max_distance
+# A stack is the encoder or the decoder of the spec.
 
 from __future__ import annotations
 
@@ -161,15 +162,16 @@ def _set_alibi(
     """Assign the biases of ALiBi in the form of T5's relative attention biases.
 
     CTranslate2 has ALiBi in decoders only, but T5's biases in both stacks. They are a table with a
-    bias for each bucket of distances and each head. In the first half of the buckets of a
-    direction, a bucket has only one distance. So with `2 * max_positions` buckets, each distance
-    below `max_positions` has a bucket of its own.
+    bias for each bucket of distances and each head. For each direction, to earlier or to later
+    tokens, the first half of the buckets holds one distance each: 0, 1, 2, ... So with
+    `2 * max_positions` buckets, all distances below `max_positions` have a bucket of their own.
     """
     num_buckets = 2 * max_positions
     distances = torch.arange(num_buckets)[None]  # (1, 2P)
-    example_q = torch.zeros(())  # gives the dtype of the bias
-    bias = Alibi(model_config).bias(example_q, distances)  # (H, 1, 2P)
-    table = bias[:, 0].T  # (2P, H)
+    # `Alibi.bias` only uses the dtype and the device of the queries
+    queries = torch.zeros(())
+    bias = Alibi(model_config).bias(queries, distances)  # (H, 1, 2P)
+    table = bias.squeeze(1).T  # (2P, H)
     if is_bidirectional:
         # buckets of earlier tokens, then buckets of later tokens, with the same biases
         table = torch.cat([table, table])  # (4P, H)
@@ -193,21 +195,22 @@ def _set_layer(layer: Any, arrays: Arrays, layer_name: str) -> None:
         _set_norm(attention.k_norm, arrays, f"{attention_name}.key_norm")
     if hasattr(layer, "attention"):
         _set_cross_attention(layer.attention, arrays, f"{layer_name}.cross_attention")
-    # `linear_0` has the activation: it is the inner layer, or in a gated layer the gate, and
-    # `linear_0_noact` is the inner layer
-    inner = layer.ffn.linear_0
-    if hasattr(layer.ffn, "linear_0_noact"):
+    # CTranslate2 applies the activation to `linear_0`, and a gated layer also has `linear_0_noact`
+    is_gated = hasattr(layer.ffn, "linear_0_noact")
+    if is_gated:
         _set_linear(layer.ffn.linear_0, arrays, f"{layer_name}.feed_forward.gate")  # (F, D)
-        inner = layer.ffn.linear_0_noact
-    _set_linear(inner, arrays, f"{layer_name}.feed_forward.inner")  # (F, D)
+        _set_linear(layer.ffn.linear_0_noact, arrays, f"{layer_name}.feed_forward.inner")  # (F, D)
+    else:
+        _set_linear(layer.ffn.linear_0, arrays, f"{layer_name}.feed_forward.inner")  # (F, D)
     _set_linear(layer.ffn.linear_1, arrays, f"{layer_name}.feed_forward.outer")  # (D, F)
     _set_norm(layer.ffn.layer_norm, arrays, f"{layer_name}.feed_forward_norm")
 
 
 def _set_cross_attention(attention: Any, arrays: Arrays, name: str) -> None:
     """Assign a cross-attention: one linear layer for queries, another for keys and values."""
-    if hasattr(attention, "q_norm"):  # only self-attention of nmt has QK norm
-        del attention.q_norm, attention.k_norm
+    if hasattr(attention, "q_norm"):  # nmt normalizes queries and keys in self-attention only
+        del attention.q_norm
+        del attention.k_norm
     queries, keys_values, output = attention.linear
     weight = arrays[f"{name}.in_projection.weight"]  # (D + 2E, D)
     bias = arrays[f"{name}.in_projection.bias"]  # (D + 2E,)

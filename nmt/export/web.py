@@ -192,16 +192,18 @@ def _copy_runtime(dist: Path, folder: Path) -> None:
 
 
 def _write_file_list(folder: Path) -> None:
-    """Write `files.js`: the files of the page and a version, the checksum of their contents.
+    """Write `files.js`, which lists the files of the page and their version.
 
-    The service worker imports it. When the version changes, it fetches all files again.
+    The version is a checksum of their contents. The service worker imports `files.js`. When the
+    version changes, it fetches all files again.
     """
     urls = []
     checksum = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        is_loaded = path.is_file() and path.suffix not in ("", ".txt")  # all files but licenses
-        if is_loaded and name != "service_worker.js":
+        is_license = path.suffix in ("", ".txt")
+        is_page_file = path.is_file() and not is_license
+        if is_page_file and name != "service_worker.js":
             url = "./" if name == "index.html" else name
             urls.append(url)
             checksum.update(name.encode("utf-8") + b"\0" + path.read_bytes())

@@ -1,4 +1,4 @@
-"""The input of a search: sentences, settings, and the constraints and limits that follow."""
+"""The input of a search: sentences and settings, and the constraints that the settings describe."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class SearchRequest:
     """Tags that sources may begin with, such as `<2de>`. They need not occur in translations."""
     sampling_keys: Sequence[int] | None = None
     """For sampling: an integer for each sentence, which is part of its random seed. Equal sentences
-    with different keys get different samples. The default is the number of equal sentences before
-    a sentence. CTranslate2 ignores the keys.
+    with different keys get different samples. The default key of a sentence is the number of equal
+    sentences before it in the batch. CTranslate2 ignores the keys.
     """
     n_best: int | None = None  # hypotheses to return per sentence; None for `max_results`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
@@ -121,9 +121,9 @@ class SearchRequest:
                         f"{control_symbols[token]}; remove control symbols"
                     )
 
-    def decode_source(self, sentence: int, tokenizers: Tokenizers) -> str:
+    def decode_source(self, sentence_index: int, tokenizers: Tokenizers) -> str:
         """Return the text of a source, without its tag and without hints (`nmt.data.hints`)."""
-        text = tokenizers.src.decode(self.sources[sentence])
+        text = tokenizers.src.decode(self.sources[sentence_index])
         if self.config.hints:
             text = remove_hints_from_text(text)
         for tag in self.src_tags:
@@ -131,22 +131,24 @@ class SearchRequest:
                 return text.removeprefix(tag).removeprefix(" ")
         return text
 
-    def find_protected(self, sentence: int, tokenizers: Tokenizers) -> list[ProtectedText]:
+    def find_protected(self, sentence_index: int, tokenizers: Tokenizers) -> list[ProtectedText]:
         """Return the protected texts of a source; none without the setting `protect`."""
         if not self.config.protect:
             return []
-        return find_protected(self.decode_source(sentence, tokenizers))
+        source_text = self.decode_source(sentence_index, tokenizers)
+        return find_protected(source_text)  # the function of `nmt.search.protect`
 
     def find_spellings(
-        self, sentence: int, tokenizers: Tokenizers
+        self, sentence_index: int, tokenizers: Tokenizers
     ) -> list[tuple[tuple[int, ...], ...]]:
-        """Return the ids of the target forms of each glossary term that occurs in a source.
+        """Return the spellings of the target forms of each glossary term that occurs in a source.
 
-        A translation must contain one form of each term. Leaves out terms that the target tokenizer
-        cannot encode.
+        The result has a tuple for each term, with the ids of each spelling of the term. A
+        translation must contain one spelling of each term. Leaves out terms that the target
+        tokenizer cannot encode.
         """
         glossary = load_glossary(tuple(self.config.required_terms))
-        terms = glossary.find(self.decode_source(sentence, tokenizers))
+        terms = glossary.find(self.decode_source(sentence_index, tokenizers))
         spellings_of_terms = [encode_spellings(targets, tokenizers.tgt) for targets in terms]
         return [spellings for spellings in spellings_of_terms if spellings]
 
@@ -165,12 +167,14 @@ class SearchRequest:
             after_prefix.append(ForbiddenTokens(suppressed))
         if any(self.prefixes):
             forced_prefixes = self.prefixes
-            if self.config.prefix_bias:  # the other tokens of the prefixes only get more probable
+            if self.config.prefix_bias:
+                # Only the first tokens are forced. `PrefixBias` makes the other tokens of the
+                # prefixes more probable, so it applies after the forced tokens.
                 forced_prefixes = [prefix[: self.num_forced] for prefix in self.prefixes]
                 prefix_bias = PrefixBias(pad(self.prefixes, pad_id=-1), self.config.prefix_bias)
                 after_prefix.insert(0, prefix_bias)
-            prefix_lengths = torch.tensor([len(prefix) for prefix in forced_prefixes])  # (B,)
-            after_prefix = [AfterPrefix(constraint, prefix_lengths) for constraint in after_prefix]
+            forced_lengths = torch.tensor([len(prefix) for prefix in forced_prefixes])  # (B,)
+            after_prefix = [AfterPrefix(constraint, forced_lengths) for constraint in after_prefix]
             constraints.append(ForcedPrefix(pad(forced_prefixes, pad_id=-1)))
         return [*constraints, *after_prefix, *self.constraints]
 
@@ -191,7 +195,7 @@ class SearchRequest:
         return constraints
 
     def _count_allowed_ngrams(
-        self, sentence: int, source: Ids, tokenizers: Tokenizers
+        self, sentence_index: int, source: Ids, tokenizers: Tokenizers
     ) -> Counter[tuple[int, ...]]:
         """Return the n-grams that the translation of a sentence may repeat, and how often.
 
@@ -200,10 +204,10 @@ class SearchRequest:
         ngram_size = self.config.no_repeat_ngram
         counts: Counter[tuple[int, ...]] = Counter()
         # a protected text may occur twice in the source, and must then occur twice in the target
-        if self.config.allow_source_repeats or self.find_protected(sentence, tokenizers):
+        if self.config.allow_source_repeats or self.find_protected(sentence_index, tokenizers):
             counts = count_ngrams(source, ngram_size)
         if self.config.has_terms:
-            for spellings in self.find_spellings(sentence, tokenizers):
+            for spellings in self.find_spellings(sentence_index, tokenizers):
                 for ids in spellings:
                     # no limit, since a term may occur twice, and other words may share its n-grams
                     for ngram in count_ngrams(ids, ngram_size):
@@ -218,7 +222,8 @@ class SearchRequest:
         config = self.config
         if config.beam_size == 1 or config.sampling:  # not a beam search
             return False
-        if config.needs_attention:  # `Beam.attention_sums` has columns for the first sources only
+        if config.needs_attention:
+            # `Beam.attention_sums` cannot grow for the source tokens of sentences that join
             return False
         if config.has_terms or config.beam_groups > 1 or config.alternatives:
             return False  # `BeamSearch.join` does not support these

@@ -1,6 +1,6 @@
 """Find the weights of rerank=noisy_channel on a validation set, by a search over two grids."""
 
-# N lines, K candidates of the line that has the most
+# N lines, K candidates: the largest number of candidates of a line
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ChannelWeights:
 
 
 class CandidateScorer(Protocol):
-    """Scores the corpus of one candidate per line; higher scores are better.
+    """Scores a choice of one candidate for each line as a corpus. Higher scores are better.
 
-    Both methods take the index of a candidate for each line (N,). `nmt.evaluate.CandidateCounts`
-    is such a scorer.
+    Both methods take the indices of the chosen candidates (N,). `nmt.evaluate.CandidateCounts` is
+    such a scorer.
     """
 
     def score(self, choice: npt.NDArray[np.int64]) -> float:
@@ -45,7 +45,7 @@ class CandidateScorer(Protocol):
 def find_weights(
     candidates: Sequence[Sequence[Translation]], scorer: CandidateScorer
 ) -> ChannelWeights:
-    """Return weights whose best candidates have about the highest score.
+    """Return simple weights that choose candidates with about the highest score.
 
     Many weights have almost the highest score, and which of them has the highest depends on the
     lines. Length weights far from 0 often fit only the lengths of these references. So among the
@@ -69,8 +69,10 @@ def find_weights(
 
     best_coarse = max(scores, key=rank)
     for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
-        reverse_weight = max(best_coarse.reverse_weight + float(reverse_step), 0.0)
+        reverse_weight = best_coarse.reverse_weight + float(reverse_step)
+        reverse_weight = max(reverse_weight, 0.0)
         length_weight = best_coarse.length_weight + float(length_step)
+        # multiples of 0.02, without the rounding errors of the sums
         weights = ChannelWeights(round(reverse_weight, 2), round(length_weight, 2))
         scores[weights] = scorer.score(features.choose(weights))
     best = max(scores, key=rank)
@@ -81,7 +83,8 @@ def find_weights(
         if choice.tobytes() in rejected_choices:
             continue
         resampled_scores = scorer.score_resamples(choice)
-        standard_error = float(np.std(best_resampled_scores - resampled_scores))
+        resampled_differences = best_resampled_scores - resampled_scores
+        standard_error = float(np.std(resampled_differences))
         if scores[best] - scores[weights] <= standard_error:
             return weights
         rejected_choices.add(choice.tobytes())
@@ -104,7 +107,8 @@ def choose_by_weights(
 class _Features:
     """The log-probabilities and lengths of candidates as arrays (N, K).
 
-    Weights choose only among the candidates with the highest completeness, as in `rank_candidates`.
+    Only the candidates of a line with the highest `Translation.completeness` can be chosen, as in
+    `rank_candidates`.
     """
 
     def __init__(self, candidates: Sequence[Sequence[Translation]]) -> None:
