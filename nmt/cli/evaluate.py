@@ -18,6 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nmt import evaluate as scoring
 from nmt.command_metric import CommandMetric
 from nmt.config import (
@@ -189,12 +191,15 @@ def _tune(config: EvaluateConfig) -> None:
         tokenize=test_set.bleu_tokenizer,
         lowercase=config.lowercase,
     )
-    weights = find_weights(candidates, candidate_counts)
     best_of_search = []
+    choice_of_search = []  # the index of each in `candidates`
     for n_best in candidates:
         # as translation without reranking chooses
         best = max(n_best, key=lambda translation: (translation.finished, translation.score))
         best_of_search.append(best)
+        choice_of_search.append(n_best.index(best))
+    score_of_search = candidate_counts.score(np.array(choice_of_search))
+    weights = find_weights(candidates, candidate_counts, min_score=score_of_search)
     systems = {"search": best_of_search, "reranked": choose_by_weights(candidates, weights)}
     scores: list[Score] = []
     for label, translations in systems.items():

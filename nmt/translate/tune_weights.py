@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,7 +44,9 @@ class CandidateScorer(Protocol):
 
 
 def find_weights(
-    candidates: Sequence[Sequence[Translation]], scorer: CandidateScorer
+    candidates: Sequence[Sequence[Translation]],
+    scorer: CandidateScorer,
+    min_score: float = -math.inf,
 ) -> ChannelWeights:
     """Return simple weights that choose candidates with about the highest score.
 
@@ -56,6 +59,7 @@ def find_weights(
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
         scorer: scores the candidates that weights choose.
+        min_score: lowest score of the result, unless all weights have a lower score.
     """
     features = _Features(candidates)
     scores: dict[ChannelWeights, float] = {}
@@ -77,10 +81,11 @@ def find_weights(
         scores[weights] = scorer.score(features.choose(weights))
     best = max(scores, key=rank)
     best_resampled_scores = scorer.score_resamples(features.choose(best))
+    min_score = min(min_score, scores[best])
     rejected_choices: set[bytes] = set()  # other weights may choose the same candidates
     for weights in sorted(scores, key=_simplicity):
         choice = features.choose(weights)
-        if choice.tobytes() in rejected_choices:
+        if scores[weights] < min_score or choice.tobytes() in rejected_choices:
             continue
         resampled_scores = scorer.score_resamples(choice)
         resampled_differences = best_resampled_scores - resampled_scores
