@@ -15,6 +15,7 @@ from growth import assert_linear_time
 from nmt.documents.document import ReadOptions
 from nmt.documents.formats import read_document
 from nmt.documents.html_tokens import extract_visible_text
+from nmt.documents.inline_tags import align_words
 from nmt.documents.markup import parse_html
 from nmt.documents.texts import find_token_spans, is_symbols_only, parse_plain_text
 from nmt.errors import DataError
@@ -85,6 +86,14 @@ def test_token_spans_cover_the_words_of_a_text() -> None:
     assert unknown == [(0, 3), (9, 9), (4, 5), (6, 9), (9, 9)]
     emoji = find_token_spans(["▁a", "▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁b"], "a 😀 b")
     assert [emoji[0], emoji[2], emoji[6]] == [(0, 1), (2, 3), (4, 5)]
+
+
+def test_an_ideographic_space_is_not_a_word() -> None:
+    tokens = ["▁", "世", "界", "▁b"]
+    translation = Translation("\u3000世界 b", 0, 0, tokens, True, [], alignment=[0, 1, 2, 3])
+    result = LineResult([translation], source_tokens=["▁a", "▁b", "▁c", "▁d"])
+    words = align_words(result, 0, sentence="a b c d", prefix="", source_start=0, target_start=0)
+    assert [(word.start, word.source_position) for word in words] == [(1, 2), (2, 4), (4, 6)]
 
 
 def test_inline_tags_follow_their_words() -> None:

@@ -124,18 +124,20 @@ def align_words(
 def _split_words(text: str) -> Iterator[tuple[int, int]]:
     """Yield the characters of each word of a text, as (start, end).
 
-    A wide character, as in Chinese, is a word.
+    A wide character, as in Chinese, is a word. An ideographic space (U+3000) is not.
     """
     start = None
     for i, character in enumerate(text):
+        is_space = character.isspace()
         is_wide = unicodedata.east_asian_width(character) in ("W", "F")  # wide or full-width
-        ends_word = is_wide or character.isspace()
-        if start is not None and ends_word:
+        if start is not None and (is_space or is_wide):
             yield start, i
             start = None
+        if is_space:
+            continue
         if is_wide:
             yield i, i + 1
-        elif start is None and not character.isspace():
+        elif start is None:
             start = i
     if start is not None:
         yield start, len(text)
