@@ -66,12 +66,7 @@ def find_weights(
     for reverse_weight, length_weight in itertools.product(_REVERSE_WEIGHTS, _LENGTH_WEIGHTS):
         weights = ChannelWeights(float(reverse_weight), float(length_weight))
         scores[weights] = scorer.score(features.choose(weights))
-
-    def rank(weights: ChannelWeights) -> tuple[float, float, float]:
-        """Return a key that is higher for a higher score, and if equal, for simpler weights."""
-        return scores[weights], -abs(weights.length_weight), -weights.reverse_weight
-
-    best_coarse = max(scores, key=rank)
+    best_coarse = _best(scores)
     for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
         reverse_weight = best_coarse.reverse_weight + float(reverse_step)
         reverse_weight = max(reverse_weight, 0.0)
@@ -79,7 +74,7 @@ def find_weights(
         # multiples of 0.02, without the rounding errors of the sums
         weights = ChannelWeights(round(reverse_weight, 2), round(length_weight, 2))
         scores[weights] = scorer.score(features.choose(weights))
-    best = max(scores, key=rank)
+    best = _best(scores)
     best_resampled_scores = scorer.score_resamples(features.choose(best))
     min_score = min(min_score, scores[best])
     rejected_choices: set[bytes] = set()  # other weights may choose the same candidates
@@ -87,13 +82,20 @@ def find_weights(
         choice = features.choose(weights)
         if scores[weights] < min_score or choice.tobytes() in rejected_choices:
             continue
-        resampled_scores = scorer.score_resamples(choice)
-        resampled_differences = best_resampled_scores - resampled_scores
+        resampled_differences = best_resampled_scores - scorer.score_resamples(choice)
         standard_error = float(np.std(resampled_differences))
         if scores[best] - scores[weights] <= standard_error:
             return weights
         rejected_choices.add(choice.tobytes())
     return best
+
+
+def _best(scores: dict[ChannelWeights, float]) -> ChannelWeights:
+    """Return the weights with the highest score, and the simplest of those with this score."""
+    simplest_first = sorted(scores, key=_simplicity)
+    return max(
+        simplest_first, key=lambda weights: scores[weights]
+    )  # the first if several are equal
 
 
 def _simplicity(weights: ChannelWeights) -> tuple[float, float]:
