@@ -347,7 +347,7 @@ def _convert_positions(settings: Settings, tensors: TensorFile) -> dict[str, Any
     """Return the settings of our model that concern positions. Drops a table that nmt computes.
 
     Marian computes `sinusoidal_concat`. For the same models, transformers computes
-    `sinusoidal_halves`, and so does CTranslate2 unless the file has a table. The type
+    `sinusoidal_halves`. CTranslate2 does the same unless the file has a table. The type
     `transformer-new` can also read a table, and then does not scale the embeddings.
     """
     if not settings.get_bool("transformer-train-position-embeddings", False):

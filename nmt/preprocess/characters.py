@@ -145,7 +145,7 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside of `scripts` in each line (N,), or 0 without letters."""
     codes, starts = _to_code_points(lines)
     numbers = script_numbers().take(codes)  # (C,), the script of each character; 0 without one
-    expected_scripts = ["", *scripts]  # "" stands for characters without a script
+    expected_scripts = ["", *scripts]  # "" is the name of characters without a script
     # indexed by the number of the script
     is_foreign_script = np.array([name not in expected_scripts for name in SCRIPT_BY_NUMBER])
     is_foreign = is_foreign_script.take(numbers)  # (C,)

@@ -14,7 +14,7 @@ Every character that is replaced and every pair that is dropped is counted. The 
 - A score is a column of TSV, a field of JSON, or a line of a separate file. A line without a finite
   number as its score is malformed.
 
-A line that is not UTF-8 is an error, and so is a malformed line, unless `data.invalid` allows them:
+Malformed lines and lines that are not UTF-8 are errors, unless `data.invalid` allows them:
 with "replace", bytes that are not UTF-8 are replaced; with "drop", both kinds of lines are dropped
 in training text and repaired in held-out text. Lines that are too large are always dropped in
 training text and repaired in held-out text.
@@ -241,7 +241,7 @@ class _ChunkReader:
     def forgive_overlong(self) -> None:
         """Remove overlong lines from `malformed`.
 
-        A chunk has an empty line in the place of each overlong line. The empty line may be
+        A chunk has an empty line instead of each overlong line. The empty line may be
         malformed, for example in JSONL, but `clean` counts the line as overlong only.
         """
         for line_number, _ in self._chunk.overlong:

@@ -268,7 +268,7 @@ class RoundRunner:
     def _add_segments(self, search_round: SearchRound) -> None:
         """Add waiting segments to a round, from each client in turn.
 
-        The round gets as many segments as can be translated in `_ROUND_SECONDS`. It gets up to
+        The round gets the segments that can be translated in `_ROUND_SECONDS`. It gets up to
         `_MIN_SEGMENTS` even if they take longer, unless they fill a batch. With several rounds at a
         time, it gets at most its share of all segments.
         """

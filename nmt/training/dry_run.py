@@ -162,8 +162,8 @@ def measure_updates(
     """Time updates for about `MEASURING_SECONDS`. All ranks run the same number of updates.
 
     `first_plan` runs first, to estimate the time of an update. If an update would take more than
-    `MEASURING_SECONDS`, only `first_plan` is measured. It then runs a second time, unless the first
-    run alone took more than `MEASURING_SECONDS`.
+    `MEASURING_SECONDS`, only `first_plan` is measured. It then runs a second time, unless its first
+    run took more than `MEASURING_SECONDS`.
 
     Args:
         run_update: runs an update, waits for the device, and returns the operations of all ranks.

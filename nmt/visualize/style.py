@@ -145,7 +145,7 @@ class Style:
     ) -> Any:
         """Draw a matrix as colors: values from 0 to 1, or from -1 to 1 if `is_signed`.
 
-        Labels that are None become the numbers of the rows or columns; an empty list removes the
+        Without labels, the numbers of the rows or columns are shown. An empty list removes the
         ticks. Cells become gray where `gray_mask` is True.
         """
         values = np.asarray(values, dtype=float)
