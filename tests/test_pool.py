@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,24 @@ def test_a_worker_that_dies_while_an_item_is_submitted_is_the_same_line(
         monkeypatch.setattr(pool._executor, "submit", fail)
         with pytest.raises(NmtError, match="a worker process was killed"):
             list(pool.map([0.0]))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_process_may_start_while_the_pool_ends_after_a_lost_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread of the executor asks each process whether it is alive."""
+
+    def start_another(process: SpawnProcess) -> bool:
+        processes = pool._executor._processes
+        processes[-1 - len(processes)] = process
+        return is_alive(process)
+
+    is_alive = SpawnProcess.is_alive
+    monkeypatch.setattr(SpawnProcess, "is_alive", start_another)
+    with Processes(2, refuser) as pool, pytest.raises(NmtError, match="killed"):
+        list(pool.map([-signal.SIGKILL] * 5))
+    assert not pool._executor._executor_manager_thread
 
 
 def test_a_worker_ignores_interrupts_even_if_a_thread_has_started_it() -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import Process
 from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
@@ -95,6 +96,7 @@ class Processes(Workers[Item, Result]):
             initializer=_start_worker,
             initargs=(function_factory, worker_indices),
         )
+        self._executor._processes = _ProcessesById()
 
     def __exit__(self, *exc_info: object) -> None:
         """Kill all workers, including busy ones."""
@@ -135,6 +137,19 @@ class Processes(Workers[Item, Result]):
             raise NmtError(
                 f"a worker process cannot be started: {error.strerror}; start fewer processes"
             ) from None
+
+
+class _ProcessesById(dict[int, Process]):
+    """The processes of an executor, as its attribute `_processes`.
+
+    After a worker was lost, a thread of the executor goes through the values. Meanwhile, `submit`
+    may add a process, which ends an iterator over the values of a `dict` with a RuntimeError and a
+    traceback on stderr.
+    """
+
+    def values(self) -> list[Process]:  # type: ignore[override]
+        """Return a list of the current values, which does not change."""
+        return list(super().values())
 
 
 def map_in_order(
