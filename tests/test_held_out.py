@@ -11,9 +11,11 @@ import pytest
 from preprocessing import WORDS, preprocess, read_back, read_report, run_and_die, tree, write_text
 from toy import command
 
+from nmt.config import SplitBy
 from nmt.data.binary import read_held_out
 from nmt.preprocess import held_out
 from nmt.preprocess.characters import normal_form
+from nmt.preprocess.scan import NUM_KEYS, held_out_key
 
 VOCABULARY = "tokenizer.vocab_size=340"
 Pairs = list[tuple[str, str]]
@@ -123,6 +125,59 @@ def test_a_share_of_the_pairs_is_taken_and_corpora_keep_their_tags(tmp_path: Pat
         assert normal_form(tgt) not in held_out_forms
 
 
+def test_a_share_takes_the_pairs_of_a_fixed_range_of_keys(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    pairs = [(f"{draw.random()}", f"{draw.random()}") for _ in range(300)]  # no equal sentences
+    settings = ["data.test.num_pairs=0.1", "data.valid.num_pairs=0.1", VOCABULARY]
+    for count in (200, 300):
+        path = write_text(
+            tmp_path / f"{count}.tsv", [f"{src}\t{tgt}" for src, tgt in pairs[:count]]
+        )
+        data = preprocess(tmp_path / f"{count}", f"data.train.tsv={path}", settings)
+        test = []
+        valid = []
+        for pair in pairs[:count]:
+            src_form, tgt_form = map(normal_form, pair)
+            share = held_out_key(src_form, tgt_form, SplitBy.pair, seed=0) / NUM_KEYS
+            if share < 0.1:
+                test.append(pair)
+            elif share < 0.2:
+                valid.append(pair)
+        assert set(read_pairs(data, "test")) == set(test)
+        assert set(read_pairs(data, "valid")) == set(valid)
+
+
+def test_a_source_stays_in_its_set_when_a_later_text_has_more_translations(tmp_path: Path) -> None:
+    draw = random.Random(6)
+    sources = [" ".join(draw.choices(WORDS, k=6)) for _ in range(150)]
+    old_pairs = [(src, f"{draw.random()}") for src in sources for _ in range(2)]
+    new_pairs = [(src, f"{draw.random()}") for src in sources for _ in range(4)]
+    settings = ["data.test.num_pairs=0.2", "data.valid.num_pairs=0.1", "data.split_by=src"]
+    sets: dict[str, list[set[str]]] = {}
+    for name, pairs in (("old", old_pairs), ("new", old_pairs + new_pairs)):
+        path = write_text(tmp_path / f"{name}.tsv", [f"{src}\t{tgt}" for src, tgt in pairs])
+        data = preprocess(tmp_path / name, f"data.train.tsv={path}", settings, VOCABULARY)
+        train = {src for src, _ in read_back(data)}
+        sets[name] = [{src for src, _ in read_pairs(data, split)} for split in ("valid", "test")]
+        sets[name].append(train.intersection(sources))
+        assert sum(map(len, sets[name])) == len(set(sources))
+    assert sets["old"] == sets["new"]
+    assert 10 < len(sets["old"][1]) < 60
+
+
+def test_both_directions_hold_out_the_same_pairs(tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "a.tsv")
+    write_text(tmp_path / "reversed.tsv", [f"{tgt}\t{src}" for src, tgt in pairs])
+    by_src = ["data.split_by=src", f"data.train.tsv={tmp_path}/a.tsv"]
+    by_tgt = ["data.split_by=tgt", f"data.train.tsv={tmp_path}/reversed.tsv"]
+    sizes = ["data.valid.num_pairs=20", "data.test.num_pairs=20", VOCABULARY]
+    forward = preprocess(tmp_path / "forward", by_src, sizes)
+    backward = preprocess(tmp_path / "backward", by_tgt, sizes)
+    for split in ("valid", "test"):
+        expected = [(tgt, src) for src, tgt in read_pairs(forward, split)]
+        assert read_pairs(backward, split) == expected
+
+
 @pytest.mark.slow
 def test_sets_that_cannot_be_taken_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -165,3 +220,12 @@ def test_the_whole_text_is_searched_if_few_pairs_can_be_taken(tmp_path: Path) ->
     train = f"data.train.tsv={write_text(tmp_path / 'a.tsv', lines)}"
     data = preprocess(tmp_path / "d", train, "data.valid.num_pairs=12", VOCABULARY)
     assert len(read_pairs(data, "valid")) == 12
+
+
+@pytest.mark.slow
+def test_the_whole_text_is_searched_if_the_candidates_have_few_sources(tmp_path: Path) -> None:
+    lines = [f"src{number % 40}\ttgt{number}" for number in range(16_000)]
+    train = f"data.train.tsv={write_text(tmp_path / 'a.tsv', lines)}"
+    settings = ["data.split_by=src", "data.valid.num_pairs=30", VOCABULARY]
+    data = preprocess(tmp_path / "d", train, settings)
+    assert len(read_pairs(data, "valid")) == 30

@@ -48,7 +48,8 @@ from nmt.runtime.manifest import set_verify
 from nmt.runtime.signatures import set_verify_key
 
 log = logging.getLogger(__name__)
-_SPLITS = ("train", "valid", "test")
+_HELD_OUT_SPLITS = ("valid", "test")
+_SPLITS = ("train", *_HELD_OUT_SPLITS)
 _FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")  # settings of a split that name files
 _DATASET_KEYS = ("dataset", "dataset_config", "dataset_split")
 # all settings of a split that depend on its text
@@ -353,17 +354,17 @@ def _schema_defaults(name: str) -> dict[str, Any]:
 def _replaced_text_keys(settings: Iterable[Argument]) -> list[str]:
     """Return the keys whose values in YAML files are dropped, since `settings` name other text.
 
-    Files for training replace the text of all splits. Files for another split replace the text of
-    this split.
+    Files for training replace the text of all splits, but not `num_pairs`, which takes pairs out of
+    them. Files for another split replace the text of this split.
     """
     splits = set()
     for setting in settings:
         group, _, name = setting.key.rpartition(".")
         if name in _FILE_KEYS:
             splits.add(group.removeprefix("data."))
+    keys = [f"data.{split}.num_pairs" for split in splits.intersection(_HELD_OUT_SPLITS)]
     if "train" in splits:
         splits.update(_SPLITS)
-    keys = []
     for split in splits.intersection(_SPLITS):
         keys += [f"data.{split}.{key}" for key in _TEXT_KEYS]
     return keys

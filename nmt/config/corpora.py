@@ -34,6 +34,14 @@ class InvalidLinePolicy(str, Enum):
     drop = "drop"  # drop the training pair, and count it; in held-out lines, as `replace`
 
 
+class SplitBy(str, Enum):
+    """The text whose hash decides whether `num_pairs` takes a pair out of the training text."""
+
+    pair = "pair"  # source and target
+    src = "src"  # the source: its translations never move between the sets
+    tgt = "tgt"  # the target
+
+
 @dataclass(kw_only=True)
 class SplitConfig(Settings):
     """Where the text of a training corpus or of a held-out set is: files or a Hugging Face dataset.
@@ -232,6 +240,9 @@ class DataConfig(Settings):
     )
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
+    split_by: SplitBy = option(
+        SplitBy.pair, "text whose hash decides which pairs num_pairs takes: pair, src or tgt"
+    )
     invalid: InvalidLinePolicy = option(
         InvalidLinePolicy.error, "lines that are not UTF-8: error, replace or drop"
     )

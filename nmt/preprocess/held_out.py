@@ -1,16 +1,18 @@
 """Read validation and test sets, or take them out of the training text.
 
 Every pair has a key, a hash of its text (see `scan.py`). The pairs with the smallest keys are
-taken, so the choice depends only on the text. A pair is skipped if it shares a sentence with a pair
-that is already taken. Training pairs that share a sentence with a held-out pair are left out of
-training, in corpora of every direction. Sentences are compared without case, punctuation and
-spaces.
+taken, so the choice depends only on the text. A share takes the pairs with keys in a fixed range,
+so that a later version of a text has the same held-out pairs, and new ones. A pair is skipped if it
+shares a sentence with a pair that is already taken. Training pairs that share a sentence with a
+held-out pair are left out of training, in corpora of every direction. Sentences are compared
+without case, punctuation and spaces.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import DataSource, Format, Span, read_chunks, read_span
 from nmt.preprocess.clean import clean
 from nmt.preprocess.clean_chunk import CleanChunk
-from nmt.preprocess.scan import NUM_KEYS, KeyLimits, scan
+from nmt.preprocess.scan import NUM_KEYS, KeyLimits, num_held_out_groups, scan
 from nmt.preprocess.workspace import Job, read_records
 from nmt.runtime.files import replace_json
 from nmt.runtime.metadata import read_json
@@ -152,7 +154,8 @@ def _read_candidates(
     # if sizes are shares, the first scan found all pairs with keys below the share
     are_shares = total_size < 1
     has_all_candidates = are_shares or limits.held_out_below == NUM_KEYS
-    has_too_few = len(candidates) < _num_candidates(total_size)
+    num_groups = num_held_out_groups(candidates, job.config.data.split_by)
+    has_too_few = num_groups < _num_candidates(total_size)
     if not has_all_candidates and has_too_few:
         stage = f"{stage} for held-out pairs"
         scan(job, spans, stage, replace(limits, held_out_below=NUM_KEYS))
@@ -179,22 +182,24 @@ def _choose_pairs(
     """
     pairs_by_split: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()  # normal forms of the sentences of chosen pairs
-    keys = iter(sorted(candidates))  # each split continues where the previous one ended
-    share_end = 0.0  # if sizes are shares, the key at which a split ends
+    keys = deque(sorted(candidates))  # each split continues where the previous one ended
+    share_end = 0.0  # if sizes are shares, the first key after the split
     for split, size in sizes.items():
-        if size < 1:
+        is_share = size < 1
+        if is_share:
             share_end += size * NUM_KEYS
         pairs: list[_Pair] = []
-        for key in keys:
-            _, src, tgt = candidates[key]
+        while keys:
+            is_complete = len(pairs) == size
+            is_after_share = is_share and keys[0] >= share_end
+            if is_complete or is_after_share:
+                break
+            pair = candidates[keys.popleft()]
+            _, src, tgt = pair
             forms = {normal_form(src), normal_form(tgt)}
             if used_forms.isdisjoint(forms):
                 used_forms.update(forms)
-                pairs.append(candidates[key])
-            is_complete = len(pairs) == size
-            is_end_of_share = size < 1 and key >= share_end
-            if is_complete or is_end_of_share:
-                break
+                pairs.append(pair)
         min_pairs = max(size, 1)  # a share must give at least one pair
         if len(pairs) < min_pairs:
             raise ConfigError(

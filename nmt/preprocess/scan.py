@@ -3,9 +3,9 @@ a sample for the tokenizer, the hashes of duplicates, and candidates for held-ou
 
 Every pair has two keys, which are uniform 64-bit hashes. The sample key is a hash of the seed, the
 corpus and the number of the pair. The sample consists of the pairs with the smallest sample keys
-(bottom-k sampling; Cohen and Kaplan, 2007). The held-out key is a hash of the text of the pair.
-Held-out sets consist of the pairs with the smallest held-out keys. Keys do not depend on the
-division of the text into spans.
+(bottom-k sampling; Cohen and Kaplan, 2007). The held-out key is a hash of the text of the pair, or
+first of one of its sides (see `held_out_key`). Held-out sets consist of the pairs with the smallest
+held-out keys. Keys do not depend on the division of the text into spans.
 
 The scan writes the pairs with keys below a limit. The limit is estimated, because the number of
 pairs that the filters drop is not known before the scan. If too few pairs are left, `plan.py` and
@@ -21,7 +21,7 @@ the training text for a held-out set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from nmt.config import PreprocessConfig, SplitBy
 from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import clean
@@ -41,6 +42,7 @@ from nmt.runtime.files import replace_file
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
 NUM_KEYS = 1 << 64  # number of possible keys, which start at 0
 MAX_KEY = NUM_KEYS - 1  # the largest limit that fits into uint64
+_NUM_HALF_KEYS = 1 << 32  # possible values of the upper or lower half of a key
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     src_forms = [normal_form(line) for line in chunk.src]
                     tgt_forms = [normal_form(line) for line in chunk.tgt]
                     candidates += _find_candidates(
-                        chunk, src_forms, tgt_forms, limits.held_out_below, config.seed
+                        chunk, src_forms, tgt_forms, limits.held_out_below, config
                     )
                     src_form_hashes = hash_normal_forms(src_forms)
                     tgt_form_hashes = hash_normal_forms(tgt_forms)
@@ -115,16 +117,45 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
 
 
 def _find_candidates(
-    chunk: CleanChunk, src_forms: list[str], tgt_forms: list[str], limit: int, seed: int
+    chunk: CleanChunk,
+    src_forms: list[str],
+    tgt_forms: list[str],
+    limit: int,
+    config: PreprocessConfig,
 ) -> Iterator[tuple[int, str, str, str]]:
     """Yield held-out key, corpus, source and target of the pairs with keys below `limit`.
 
     `src_forms` and `tgt_forms` are the normal forms of the sentences.
     """
     for i, (src_form, tgt_form) in enumerate(zip(src_forms, tgt_forms, strict=True)):
-        key = xxhash.xxh3_64_intdigest(f"{src_form}\n{tgt_form}".encode(), seed=seed)
+        key = held_out_key(src_form, tgt_form, config.data.split_by, config.seed)
         if key < limit and src_form and tgt_form:
             yield key, chunk.corpus, chunk.src[i], chunk.tgt[i]
+
+
+def held_out_key(src_form: str, tgt_form: str, split_by: SplitBy, seed: int) -> int:
+    """Return the held-out key of a pair with these normal forms.
+
+    With `SplitBy.src` and `SplitBy.tgt`, a hash of that side is the upper half of the key and a
+    hash of the other side the lower half. So the keys of all pairs with the same sentence on that
+    side are next to each other, and the upper half decides whether they are below a limit.
+    """
+    if split_by is SplitBy.pair:
+        return xxhash.xxh3_64_intdigest(f"{src_form}\n{tgt_form}".encode(), seed=seed)
+    src_hash = xxhash.xxh3_64_intdigest(src_form.encode(), seed=seed)
+    tgt_hash = xxhash.xxh3_64_intdigest(tgt_form.encode(), seed=seed)
+    upper_hash, lower_hash = src_hash, tgt_hash
+    if split_by is SplitBy.tgt:
+        upper_hash, lower_hash = tgt_hash, src_hash
+    upper_half = upper_hash // _NUM_HALF_KEYS
+    return upper_half * _NUM_HALF_KEYS + lower_hash % _NUM_HALF_KEYS
+
+
+def num_held_out_groups(keys: Iterable[int], split_by: SplitBy) -> int:
+    """Count the keys, or with `SplitBy.src` and `SplitBy.tgt` the sentences of that side."""
+    if split_by is SplitBy.pair:
+        return len(set(keys))
+    return len({key // _NUM_HALF_KEYS for key in keys})
 
 
 def sample_keys(seed: int, corpus: str, pair_numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Keys:
