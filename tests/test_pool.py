@@ -10,17 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 from preprocessing import wait_until_gone
-from work import refuser, sleeper
+from work import half_sender, refuser, sleeper
 
 from nmt.errors import DataError, NmtError
 from nmt.runtime.cluster import open_workers
+from nmt.runtime.executor import SafeExecutor
 from nmt.runtime.pool import Processes, count_workers
 
 
@@ -123,6 +125,52 @@ def test_a_process_may_start_while_the_pool_ends_after_a_lost_worker(
     with Processes(2, refuser) as pool, pytest.raises(NmtError, match="killed"):
         list(pool.map([-signal.SIGKILL] * 5))
     assert not pool._executor._executor_manager_thread
+
+
+def test_an_item_submitted_after_all_others_have_failed_is_the_same_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`submit` adds an item to a pool that was intact when it began."""
+    futures: list[Future[float]] = []
+
+    def create_future(future: Future[float]) -> None:
+        create(future)
+        futures.append(future)
+        if len(futures) == 2:
+            assert futures[0].result() == 0.0
+            [process] = pool._executor._processes.values()
+            process.kill()
+            deadline = time.monotonic() + 10  # newer Pythons end a pool only after `submit`
+            while not pool._executor._call_queue._reader.closed and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+    create = Future.__init__
+    monkeypatch.setattr(Future, "__init__", create_future)
+    with Processes(1, sleeper) as pool, pytest.raises(NmtError, match="killed"):
+        list(pool.map([0.0, 0.0]))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_dies_while_it_sends_a_result_is_the_same_line() -> None:
+    for num_workers in (1, 2):
+        with Processes(num_workers, half_sender) as pool, pytest.raises(NmtError, match="killed"):
+            list(pool.map([0, 1, 2]))
+    with Processes(1, half_sender) as pool:  # which nobody waits for
+        pool._submit(0)
+        [process] = pool._executor._processes.values()
+        process.join()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_canceled_item_does_not_keep_others_from_failing() -> None:
+    with SafeExecutor(1) as executor:
+        futures = [executor.submit(time.sleep, 600.0) for _ in range(5)]
+        assert futures[3].cancel()
+        [process] = executor._processes.values()
+        process.kill()
+        for future in futures[:3] + futures[4:]:
+            with pytest.raises(BrokenProcessPool):
+                executor.wait_for_result(future)
 
 
 def test_a_worker_ignores_interrupts_even_if_a_thread_has_started_it() -> None:

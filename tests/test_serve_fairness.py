@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from serving import PATIENCE_SECONDS, Copying, one_model
+from work import die_while_sending
 
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
@@ -143,6 +144,24 @@ def test_long_texts_are_encoded_in_another_process_which_may_die(
         for _ in range(2):
             encoder.end_idle_processes()
         await wait_until(lambda: not Path(f"/proc/{process_id}").exists())
+        encoder.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_dies_while_it_sends_an_encoded_text_is_noticed(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = make_options(Copying(tokenizer), tokenizer)
+    lines = ["the house " * 400] * 20
+    expected = encode_window(Window(0, lines, None), tokenizer, options.line_options).segments
+
+    async def scenario() -> None:
+        encoder = TextEncoder()
+        monkeypatch.setattr(encoding, "_encode", die_while_sending)
+        encoded = await asyncio.wait_for(encoder.encode(options, lines), PATIENCE_SECONDS)
+        assert encoded.segments == expected
+        assert not encoder._executors
         encoder.close()
 
     asyncio.run(scenario())

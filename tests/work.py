@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 from nmt.errors import DataError
 
@@ -32,3 +34,19 @@ def _refuse(number: int) -> int:
     if number < 0:
         os.kill(os.getpid(), -number)
     return number
+
+
+def half_sender() -> Callable[[object], bytes]:
+    """Return a function whose process is killed when half of the result is sent."""
+    return die_while_sending
+
+
+def die_while_sending(*_: object) -> bytes:
+    """Return a result that kills this process when half of it is sent."""
+
+    def send_half(connection: Connection, data: bytes) -> None:
+        os.write(connection.fileno(), bytes(data)[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection._send = send_half  # type: ignore[attr-defined]
+    return b"result" * 100

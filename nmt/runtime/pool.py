@@ -14,13 +14,13 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import Process
 from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
 from nmt.errors import NmtError
+from nmt.runtime.executor import SafeExecutor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -90,26 +90,29 @@ class Processes(Workers[Item, Result]):
         worker_indices = context.SimpleQueue()
         for index in range(num_workers):
             worker_indices.put(index)
-        self._executor = ProcessPoolExecutor(
+        self._executor = SafeExecutor(
             num_workers,
             mp_context=context,
             initializer=_start_worker,
             initargs=(function_factory, worker_indices),
         )
-        self._executor._processes = _ProcessesById()
 
     def __exit__(self, *exc_info: object) -> None:
         """Kill all workers, including busy ones."""
         own_children = set(multiprocessing.active_children()) - self._older_children
         for process in own_children:
             process.kill()
+        self._executor.close_result_pipe()  # a killed process may have sent half of a result
         self._executor.shutdown(cancel_futures=True)
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result; see `Workers.map`."""
         try:
             yield from map_in_order(
-                items, self._submit, Future.result, get_max_pending=lambda: self._max_pending
+                items,
+                self._submit,
+                self._executor.wait_for_result,
+                get_max_pending=lambda: self._max_pending,
             )
         except MemoryError:
             raise NmtError("a worker process has no memory left; start fewer processes") from None
@@ -137,19 +140,6 @@ class Processes(Workers[Item, Result]):
             raise NmtError(
                 f"a worker process cannot be started: {error.strerror}; start fewer processes"
             ) from None
-
-
-class _ProcessesById(dict[int, Process]):
-    """The processes of an executor, as its attribute `_processes`.
-
-    After a worker was lost, a thread of the executor goes through the values. Meanwhile, `submit`
-    may add a process, which ends an iterator over the values of a `dict` with a RuntimeError and a
-    traceback on stderr.
-    """
-
-    def values(self) -> list[Process]:  # type: ignore[override]
-        """Return a list of the current values, which does not change."""
-        return list(super().values())
 
 
 def map_in_order(

@@ -7,11 +7,12 @@ In a thread of the server, it would delay all other requests.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from weakref import WeakKeyDictionary, WeakSet
 
 from nmt.data.tokenizer import Tokenizers
+from nmt.runtime.executor import CHECK_SECONDS, SafeExecutor
 from nmt.serve.file_process import FORK_CONTEXT, prepare_forked_process
 from nmt.serve.queues import BatchOptions
 from nmt.translate.options import LineOptions
@@ -29,7 +30,7 @@ class TextEncoder:
     """
 
     def __init__(self) -> None:
-        self._executors: WeakKeyDictionary[Translator, ProcessPoolExecutor] = WeakKeyDictionary()
+        self._executors: WeakKeyDictionary[Translator, SafeExecutor] = WeakKeyDictionary()
         self._used: WeakSet[Translator] = WeakSet()  # since the last call of `end_idle_processes`
         self._num_running = 0  # number of texts that processes encode
 
@@ -47,7 +48,7 @@ class TextEncoder:
             return encode_window(window, translator.tokenizer, line_options)
         executor = self._executors.get(translator)
         if executor is None:
-            executor = ProcessPoolExecutor(
+            executor = SafeExecutor(
                 1,
                 mp_context=FORK_CONTEXT,
                 initializer=_initialize_process,
@@ -59,7 +60,7 @@ class TextEncoder:
         try:
             # in a thread, since the first call of `submit` starts the process
             future = await asyncio.to_thread(executor.submit, _encode, window, line_options)
-            return await asyncio.wrap_future(future)
+            return await _wait_for_result(executor, future)
         except BrokenProcessPool:  # the process was killed
             self._executors.pop(translator, None)
             return await asyncio.to_thread(
@@ -80,6 +81,18 @@ class TextEncoder:
         """Let the processes end. Does not wait for them."""
         for executor in self._executors.values():
             executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _wait_for_result(executor: SafeExecutor, future: Future[EncodedWindow]) -> EncodedWindow:
+    """Return the result of a future. If the call is canceled, cancels the future."""
+    result = asyncio.wrap_future(future)
+    try:
+        while not result.done():
+            executor.fail_if_process_lost()
+            await asyncio.wait([result], timeout=CHECK_SECONDS)
+        return result.result()
+    finally:
+        result.cancel()
 
 
 _tokenizers: list[Tokenizers] = []
