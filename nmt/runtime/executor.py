@@ -29,7 +29,8 @@ class SafeExecutor(ProcessPoolExecutor):
         super().__init__(max_workers, **options)
         self._processes = _ConcurrentDict()
         self._pending_work_items = _ConcurrentDict()
-        self._call_queue.pending_work_items = self._pending_work_items
+        call_queue: Any = self._call_queue  # type: ignore[attr-defined]
+        call_queue.pending_work_items = self._pending_work_items
 
     def submit(
         self, function: Callable[..., Result], /, *args: Any, **kwargs: Any
@@ -68,7 +69,7 @@ class SafeExecutor(ProcessPoolExecutor):
 
     def close_result_pipe(self) -> None:
         """Close this process's end for writing to the pipe of the results, if it is open."""
-        result_queue = self._result_queue
+        result_queue: Any = self._result_queue
         if result_queue is not None:  # None after `shutdown`
             result_queue._writer.close()
 
