@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from toy import batch_rows
 
-from nmt.data import batching
-from nmt.data.batch import batch_cost, bucket_by_length, padding_share
+from nmt.data import Rows, batch, batching
+from nmt.data.batch import batch_cost, bucket_by_length, divide_by_time, padding_share
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.mixing import CorpusRange, make_mix
 from nmt.errors import ConfigError
@@ -94,6 +94,33 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
             sorted(np.concatenate(bucket_by_length(lengths, 200, selected)).tolist())
             == selected.tolist()
         )
+
+
+def test_micro_batches_are_the_fastest_of_all_ways_to_cut_the_sorted_pairs() -> None:
+    def total_time(micro_batches: list[Rows]) -> float:
+        times = []
+        for rows in micro_batches:
+            longest = lengths[rows].max().item()
+            times.append(batch._MICRO_BATCH_TIME + batch._ATTENTION_TIME * len(rows) * longest**2)
+        return sum(times)
+
+    for seed in CASES:
+        lengths = random_lengths(seed)[:9]
+        longest = lengths.max(axis=1)
+        max_tokens = int(np.random.default_rng(seed).integers(longest.min(), longest.sum() + 2))
+        micro_batches = divide_by_time(lengths, max_tokens)
+        order = np.concatenate(micro_batches)
+        assert order.tolist() == flat(
+            bucket_by_length(lengths, longest.max(), np.arange(len(lengths)))
+        )
+        allowed_times = []
+        for is_cut in itertools.product([False, True], repeat=len(lengths) - 1):
+            cut = np.split(order, np.flatnonzero(is_cut) + 1)
+            if all(len(rows) == 1 or longest[rows].sum() <= max_tokens for rows in cut):
+                allowed_times.append(total_time(cut))
+        for rows in micro_batches:
+            assert len(rows) == 1 or longest[rows].sum() <= max_tokens, seed
+        assert total_time(micro_batches) == pytest.approx(min(allowed_times)), seed
 
 
 def test_padding_share_equals_a_count_of_empty_positions() -> None:

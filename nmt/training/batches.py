@@ -17,7 +17,7 @@ from torch import Tensor
 from nmt.config import TrainConfig
 from nmt.data import Lengths, Rows
 from nmt.data.augment import TextAugmenter
-from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost, bucket_by_length
+from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost, divide_by_time
 from nmt.data.batching import UpdatePlan
 from nmt.data.binary import ParallelData
 from nmt.data.noise import SubwordSampling, TokenNoise
@@ -237,10 +237,9 @@ class BatchMaker:
         if self._device_type != "cpu":
             return [indices]
         if not np.array_equal(lengths, planned_lengths):
-            # Changes may make a pair much longer. Attention pads to the longest pair, so this pair
-            # would slow down a micro-batch of short ones.
-            max_cost = max(MICRO_BATCH_TOKENS, int(lengths.max()))
-            return bucket_by_length(lengths, max_cost, indices)
+            # A pair may have become much longer than its neighbors. With a larger limit, there are
+            # fewer micro-batches.
+            return divide_by_time(lengths, 3 * MICRO_BATCH_TOKENS // 2)
         num_micro_batches = math.ceil(batch_cost(lengths) / MICRO_BATCH_TOKENS)
         return np.array_split(indices, min(num_micro_batches, len(indices)))
 
