@@ -50,7 +50,7 @@ class CharacterStatistics:
         codes = self._distinct_codes.tolist()
         counts = self._counts[self._distinct_codes].tolist()
         count_by_code = Counter(dict(zip(codes, counts, strict=True)))
-        del count_by_code[_LINE_END]
+        del count_by_code[_LINE_END]  # `_to_code_points` adds line ends
         return count_by_code
 
     def num_words(self) -> int:
@@ -79,10 +79,10 @@ def _to_code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
     text = "\n".join([*lines, ""])
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
     is_line_end = codes == _LINE_END
-    # A line starts after each line end. The shift moves the last line end to the start of the text,
-    # where the first line starts.
-    is_start = np.roll(is_line_end, 1)
-    return codes, np.flatnonzero(is_start)
+    line_ends = np.flatnonzero(is_line_end)
+    # the first line starts at 0, and each of the others after the line end of the line before
+    starts = np.concatenate([[0], line_ends + 1])[:-1]
+    return codes, starts
 
 
 class _FoldingTable(dict[int, str]):
@@ -117,8 +117,9 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # (N,), each an index of `sorted_signatures`: `searchsorted` in K - 1 values is at most K - 1
-    indices = np.searchsorted(sorted_signatures[:-1], signatures)
+    # `searchsorted` returns K for a signature larger than all; the last one is compared instead
+    indices = np.searchsorted(sorted_signatures, signatures)  # (N,)
+    indices = np.minimum(indices, len(sorted_signatures) - 1)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
 
@@ -156,14 +157,15 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
 
 
 _NUM_LISTED = 20  # length of each list of characters in the report
-_MAIN_SHARE = 0.05  # letters of a script with a smaller share of all letters are odd
+_MIN_SCRIPT_SHARE = 0.05
+"""Minimum share of a script in all letters. The letters of a rarer script are odd."""
 _REPLACEMENT = 0xFFFD  # the character that replaces bytes that are not UTF-8
 # categories of Unicode whose characters are odd in a text, and often have no name
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
 
 
 def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the keys of the report about the characters of one side.
+    """Return the section of the report about the characters of one side.
 
     `counts` has the number of each character, by code point. A character is covered if the
     tokenizer encodes it without <unk> and byte tokens.
@@ -211,7 +213,7 @@ def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
         return "replacement"
     script = SCRIPT_BY_NUMBER[script_numbers()[code]]
     if script:  # the character is a letter
-        return "other script" if script_shares[script] < _MAIN_SHARE else None
+        return "other script" if script_shares[script] < _MIN_SCRIPT_SHARE else None
     return _ODD_CATEGORIES.get(unicodedata.category(chr(code)))
 
 

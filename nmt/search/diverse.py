@@ -68,10 +68,9 @@ class DiverseSearch(BeamSearch):
         device = log_probs.device
         row_pairs = self._state.beam.sentences  # (R,), the number of the pair of each hypothesis
         pairs = torch.unique_consecutive(row_pairs)  # (B,)
-        # for each pair, the index of its sentence (B,)
-        sentences, sentence_of_pair = torch.unique_consecutive(
-            pairs // self._num_groups, return_inverse=True
-        )
+        pair_sentences = pairs // self._num_groups  # (B,), the number of each pair's sentence
+        # the sentences (N,), and the index of each pair's sentence among them (B,)
+        sentences, sentence_of_pair = torch.unique_consecutive(pair_sentences, return_inverse=True)
         candidates = self._make_fillers(len(pairs), device)
         times_chosen = torch.zeros(len(sentences), log_probs.size(1), device=device)  # (N, V)
         for group in range(self._num_groups):
@@ -116,7 +115,8 @@ class DiverseSearch(BeamSearch):
         beam_size = self._state.request.config.beam_size
         best = best_candidates(totals[rows], log_probs[rows] - penalties, grid, 2 * beam_size)
         is_filler = best.sums == NEG_INF
-        tokens = best.tokens.clamp(max=log_probs.size(1) - 1)  # a filler may have token V or more
+        # the tokens of fillers may be V or larger, which is no index of `log_probs`
+        tokens = best.tokens.clamp(max=log_probs.size(1) - 1)
         candidate_rows = rows[best.rows]
         token_log_probs = log_probs[candidate_rows, tokens]
         sums = totals[candidate_rows] + token_log_probs

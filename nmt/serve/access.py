@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hmac
 import ipaddress
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ def read_keys(path: str) -> list[Key]:
         fields = without_comment.split()
         if not fields:
             continue
-        are_numbers = all(field.isascii() and field.isdigit() for field in fields[1:])
+        are_numbers = all(text.isascii() and text.isdigit() for text in fields[1:])
         if len(fields) > _MAX_KEY_FIELDS or not are_numbers:
             raise ConfigError(
                 f"{path}, line {line_number}: "
@@ -123,7 +124,7 @@ class RateLimits:
             seconds_until_next = (1 - bucket.num_requests) * 60 / per_minute
             raise TooManyRequestsError(
                 f"{per_minute} requests a minute are the limit",
-                retry_seconds=max(1, round(seconds_until_next + 0.5)),  # rounded up
+                retry_seconds=math.ceil(seconds_until_next),
             )
         bucket.num_requests -= 1
 
@@ -134,9 +135,8 @@ class KeyRing:
     def __init__(self, keys: list[Key]) -> None:
         self._keys = keys
         self._attempts = RateLimits()
-        # the keys of this dictionary are pairs of a client and the name of an API key that it has
-        # used, the least recent first
-        self._used_names: OrderedDict[tuple[str, str], None] = OrderedDict()
+        # pairs of a client and the name of an API key that it has used, the least recent first
+        self._used_keys: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def find(self, client: str, candidate: str) -> Key | None:
         """Return the key with the secret `candidate`, or None.
@@ -147,13 +147,13 @@ class KeyRing:
         # compares with all keys, so that the time does not reveal which one matches
         matches = [key for key in self._keys if is_same_secret(key.secret, candidate)]
         key = matches[0] if matches else None
-        if key is None or (client, key.name) not in self._used_names:
+        if key is None or (client, key.name) not in self._used_keys:
             self._attempts.check(client, _MAX_TRIED_KEYS_PER_MINUTE)
         if key is not None:
-            self._used_names[client, key.name] = None
-            self._used_names.move_to_end((client, key.name))
-            if len(self._used_names) > _MAX_CLIENTS:
-                self._used_names.popitem(last=False)
+            self._used_keys[client, key.name] = None
+            self._used_keys.move_to_end((client, key.name))
+            if len(self._used_keys) > _MAX_CLIENTS:
+                self._used_keys.popitem(last=False)
         return key
 
 
@@ -162,7 +162,8 @@ class RequestContext:
     """The sender of a request, and the fields of the request in the access log."""
 
     id: str  # value of the header X-Request-ID
-    client: str  # name of the API key or network; limits and fairness apply to it
+    client: str
+    """Name of the API key or network. Limits apply to it, and the scheduler treats all equally."""
     key: Key | None = None
     fields: dict[str, Any] = field(default_factory=dict)  # further fields of the access log
 
@@ -184,8 +185,9 @@ class Admission:
         return self._keys is not None
 
     def check(self, context: RequestContext, secret: str) -> None:
-        """Count a request. Unless `secret` is "", store the key with this secret in the context.
+        """Count a request, and store the API key with this secret in `context`.
 
+        `secret` is "" for a request without a key.
         Raises an `HttpError` with status 400 for a missing key, 403 for an unknown key, and 429
         above the limit of the client.
         """

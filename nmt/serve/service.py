@@ -26,7 +26,7 @@ from nmt.serve.worker_pool import count_workers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_MAX_DOWNLOADS = 64  # number of files of `max_file_bytes` that can be kept for download
+_MAX_DOWNLOADS = 64  # number of files that can be kept for download if each has the largest size
 
 
 class Service:
@@ -39,8 +39,8 @@ class Service:
         self.metrics = Metrics()
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_workers = max(backend.num_workers for backend in backends)
-        # number of rounds (see `nmt.serve.rounds`) that keep all cores busy: one for each worker
-        # process, or else for each thread
+        # A round is one search of a batch (`nmt.serve.rounds`). Enough of them run at the same time
+        # to keep all cores busy: one in each worker process, or one in each thread without workers.
         max_rounds = count_workers(config) or torch.get_num_threads()
         self.scheduler = Scheduler(
             config.max_queue,
@@ -55,7 +55,7 @@ class Service:
         self.downloads = Downloads(config.file_minutes * 60, _MAX_DOWNLOADS * config.max_file_bytes)
         self.file_processes = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}
-        """For each request with a file, by id: the numbers of finished and of all sentences."""
+        """For each request with a file: the numbers of its finished and of all its sentences."""
         self.reload_failed = False  # whether the latest reload failed, and older models are served
         self._reload_lock = asyncio.Lock()
         self._add_metrics()
@@ -90,8 +90,7 @@ class Service:
                 self.models = await asyncio.to_thread(Models.load, self.config)
                 self.glossaries = glossaries
                 gc.collect()  # the old models, which are large, are in reference cycles
-        # a damaged file may raise any type
-        except Exception as error:
+        except Exception as error:  # reading a damaged file may raise an exception of any type
             self.reload_failed = True
             reason = to_one_line(error)
             if not isinstance(error, NmtError):  # the message may be empty, or only a key
@@ -148,8 +147,8 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
 
     The body of the request must have been read. Raises `ClientDisconnectedError`.
     """
-    task = asyncio.current_task()
-    assert task is not None
+    request_task = asyncio.current_task()
+    assert request_task is not None
     is_disconnected = False
 
     async def watch_client() -> None:
@@ -157,7 +156,7 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
         nonlocal is_disconnected
         await request.receive()  # after the body, the next message means a disconnected client
         is_disconnected = True
-        task.cancel()
+        request_task.cancel()
 
     # `work` runs in the current task, since another task would cost time in each request
     watcher = asyncio.ensure_future(watch_client())

@@ -74,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
-        # `transposed_matmul` with oneDNN is faster than adding in place with another library
+        # Where oneDNN is the faster library, use it, although it cannot add to an existing tensor.
         can_add_in_place = torch.compiler.is_compiling() or not is_onednn_faster()
         # autocast would round the weight again for every chunk
         with torch.autocast(device_type, enabled=False):
@@ -86,7 +86,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk = slice(start, start + chunk_rows)
                 logits = linear(hidden[chunk], weight, output_bias)
                 loss, nll, grad_logits = softmax_loss(logits, targets[chunk], smoothing)
-                loss_sum = loss_sum + loss  # not in place: torch 2.11 would compile no gradient
+                # not in place, since torch 2.11 cannot compile the gradient of `+=`
+                loss_sum = loss_sum + loss
                 nll_sum = nll_sum + nll
                 if needs_hidden_grad:
                     grad_hidden[chunk].copy_(linear(grad_logits, weight.T))
@@ -136,7 +137,7 @@ def eager_softmax_loss(
         used_size = logits.size(1)
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
-    # log sum_v exp(logits_v), (N, 1): the largest logit minus the log of its probability
+    # log p_v = logits_v - log_normalizer for every token v, here for the most probable one (N, 1)
     log_normalizer = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
     uniform_loss = log_normalizer.sum() - logits[:, :used_size].mean(-1).sum()
@@ -192,8 +193,8 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         probs = log_probs.exp_()
         kl_terms = log_ratio.mul_(probs)
         kl = kl_terms.sum(-1, keepdim=True)  # divergence of each pass from the other, (N / 2, 2, 1)
-        # The gradient of both divergences for the logits of pass 1 is
-        # p_1 log(p_1 / p_2) + p_1 (1 - kl_1) - p_2. For pass 2, the indices are exchanged.
+        # The sum of both divergences has this gradient with respect to the logits of pass 1:
+        # p_1 log(p_1 / p_2) + p_1 (1 - kl_1) - p_2. For pass 2, exchange the indices.
         kl_grad = kl_terms.addcmul_(probs, 1 - kl).sub_(probs.flip(1))
         kl_grad = kl_grad.view_as(grad_logits)  # (N, V)
         grad_logits = grad_logits.mul_(0.5).add_(kl_grad, alpha=alpha / 4)
@@ -339,7 +340,8 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of the target tokens, in nats."""
         num_tokens = batch.num_tokens  # padding comes after them
-        attention_out: AttentionWeights | None = None  # gets the weights of the last pass
+        # the forward pass stores the attention weights of this key (docs/alignment.md)
+        attention_out: AttentionWeights | None = None
         if self.alignment_weight:
             attention_out = {alignment_attention(self.model): None}
         outputs = []  # the decoder's output in each pass
@@ -371,7 +373,7 @@ class Objective(nn.Module):
             assert batch.alignment is not None
             probs = mean_alignment(weights, self.model.config)  # (B, T, S)
             if self.model.config.alignment_shift:
-                # token t is aligned by the attention of position t + 1, which reads it
+                # the links of a token are those of the position that has it as its input, the next
                 probs = probs[:, 1:]
             loss = loss + self.alignment_weight * alignment_loss(probs, batch.alignment)
         return loss, nll

@@ -36,19 +36,19 @@ def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     ranks wait for rank 0 at most `timeout_seconds`. Raises `ConfigError` if another run holds the
     lock.
     """
-    if (run_dir / "meta.json").exists():  # the manifest of the data would be overwritten
+    if (run_dir / "meta.json").exists():  # `save_config` would overwrite the data's manifest
         raise ConfigError(f"run_dir={run_dir} is a data folder; choose another run_dir")
     with run_dir_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
             lock_seconds = min(_LOCK_SECONDS, timeout_seconds / 2)
-            held_lock = FileLock(run_dir / ".lock").acquire(timeout=lock_seconds)
+            acquired_lock = FileLock(run_dir / ".lock").acquire(timeout=lock_seconds)
         except Timeout:
             raise ConfigError(
                 f"run_dir={run_dir}: another nmt-train uses it; wait for it, stop it, or choose "
                 "another run_dir"
             ) from None
-    with held_lock:  # releases it
+    with acquired_lock:  # released at the end of the block
         remove_all_temporary(run_dir / "checkpoints")
         yield
 
@@ -78,8 +78,8 @@ def make_fingerprint(
     """Return the data and the settings of a run, to compare them when the run is resumed.
 
     `samplers` has the sampler of each stage, keyed by the update after which the stage starts.
-    Their mixtures are compared instead of the weights in the settings. Settings with
-    `on_resume="accept"` are left out.
+    Instead of the weights in the settings, the fingerprint has the mixture of each sampler, which
+    follows from them. Settings with `on_resume="accept"` are left out.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
     fingerprint = {
@@ -105,7 +105,7 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     saved_values = defaults | saved
     current_values = defaults | current
     changes = {}  # key: description of the change
-    for key in current | saved_values:  # the keys of all three dictionaries
+    for key in current | saved_values:  # the keys of `current` first, in their order
         saved_value = saved_values.get(key)
         current_value = current_values.get(key)
         if saved_value != current_value:

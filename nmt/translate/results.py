@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import OutputFormat
@@ -34,20 +34,21 @@ class Translation:
     """A translation of a line: text, tokens and scores.
 
     For a line that was split into segments, scores are sums over the segments. `tokens` contains
-    the tokens of all segments in order, with the EOS of each segment except the last one.
+    the tokens of all segments in order, with an EOS between two segments.
     """
 
     text: str
     score: float  # defined in docs/search.md
     log_prob: float  # sum over the tokens in nats, EOS included
-    tokens: list[str]  # the pieces, without EOS
+    tokens: list[str]  # without the EOS at the end of the line
     finished: bool  # False if the length limit cut it off
     token_log_probs: list[float] = field(default_factory=list)
     """One log-probability per token in nats, and one for EOS if `finished`."""
     alignment: list[int] | None = None
     """For each token, the index of its source token in the `source_tokens` of the line."""
     searched_again: bool = False
-    """Whether a segment was searched again since its translation repeated tokens or was cut off."""
+    """Whether a segment was searched a second time, without repeats: its first translation had
+    repeated tokens or was cut off."""
     rerank_score: float | None = None
     """The score by which a reranker ordered the candidates; defined in docs/search.md."""
     reverse_log_prob: float | None = None
@@ -124,10 +125,10 @@ class LineCounts:
     lost_protected: int = 0  # lines whose translation lacks a placeholder, tag or address
 
     def add(self, counts: LineCounts) -> None:
-        """Add the counts of further lines, including the counts that a subclass adds."""
-        for name, count in vars(counts).items():
-            total = getattr(self, name) + count
-            setattr(self, name, total)
+        """Add the counts of further lines. Also adds up the fields of subclasses."""
+        for counter in fields(counts):
+            total = getattr(self, counter.name) + getattr(counts, counter.name)
+            setattr(self, counter.name, total)
 
 
 def build_line_results(
@@ -139,7 +140,7 @@ def build_line_results(
     alignment: bool,
     unk_replacement: bool = False,
 ) -> list[LineResult]:
-    """Return the result of each line of a window, before `apply_cases`.
+    """Return the result of each line of a window. `apply_cases` may still change their case.
 
     `search_results` holds the results of all segments of the window in order. With
     `unk_replacement`, their hypotheses must have an alignment.
@@ -155,12 +156,10 @@ def build_line_results(
             line_results.append(LineResult([copied_line]))
             continue
         num_truncated = encoded.num_truncated[i]
-        line_result = LineResult(
-            translations=[], num_segments=len(segments), num_truncated=num_truncated
-        )
         reasons = [result.reason for result in results_of_line if isinstance(result, Failure)]
         if reasons:
-            line_results.append(replace(line_result, error=reasons[0]))
+            failed_line = LineResult([], reasons[0], len(segments), num_truncated)
+            line_results.append(failed_line)
             continue
         hypotheses = [result for result in results_of_line if not isinstance(result, Failure)]
         source_words = None
@@ -177,14 +176,22 @@ def build_line_results(
                 source_tokens, translations = _leave_out_hints(source_tokens, translations)
         elif unk_replacement:  # only `SourceWords` needed the alignment
             translations = [replace(translation, alignment=None) for translation in translations]
-        line_results.append(
-            replace(line_result, translations=translations, source_tokens=source_tokens)
+        line_result = LineResult(
+            translations,
+            num_segments=len(segments),
+            num_truncated=num_truncated,
+            source_tokens=source_tokens,
         )
+        line_results.append(line_result)
     return line_results
 
 
 def apply_cases(results: Sequence[LineResult], cases: Sequence[str]) -> list[LineResult]:
-    """Give the translations of each line the case of the line, see `find_case`."""
+    """Give the translations of each line the case of the line.
+
+    `cases` has the results of `nmt.translate.recasing.find_case` for the source lines: "upper",
+    "title", or "" for a line whose translations stay as they are.
+    """
     cased_results = list(results)
     for i, case in enumerate(cases):
         if case:
@@ -272,9 +279,9 @@ def _join_hypotheses(
     if hypotheses[-1].finished:
         del ids[-1]  # the EOS of the line
     # like `tokens`, the alignment does not include this EOS
-    alignment_without_eos: list[int] | None = alignment[: len(ids)]
-    if hypotheses[0].alignment is None:
-        alignment_without_eos = None
+    alignment_without_eos = None
+    if hypotheses[0].alignment is not None:
+        alignment_without_eos = alignment[: len(ids)]
     text = texts[0]  # the translation of a single segment keeps the spaces at its ends
     if len(texts) > 1:
         text = join_parts(text.strip() for text in texts)
@@ -303,8 +310,8 @@ def render(
 
     As text, a line becomes its best translation or, with `n_best` above 1, an n-best list in the
     format of Moses. As JSON, a line becomes one object. With `protect`, counts the translations
-    that lack a placeholder, tag or address of the line. Translations need not contain the tag that
-    a line begins with, one of `tags.src_choices`.
+    that lack a placeholder, tag or address of the line. The language tag at the start of a line,
+    one of `tags.src_choices`, does not count.
     """
     lines = []
     counts = LineCounts()

@@ -37,8 +37,8 @@ def find_runs(names: Iterable[str]) -> list[Path]:
     """Return the run folders of `names`, each folder once.
 
     A name is a run folder, a folder of runs, or a pattern with * or ?. Raises `DataError` if a
-    pattern matches no run. A folder without runs is returned itself: for it, `read_metrics` raises
-    an error that names the missing file.
+    pattern matches no run. A folder without runs is returned as if it were a run; then,
+    `read_metrics` raises an error that names the missing file.
     """
     run_dirs: list[Path] = []
     for name in names:
