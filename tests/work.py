@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -21,8 +22,25 @@ def _sleep(seconds: float) -> float:
     return seconds
 
 
+gate = threading.Event()
+"""What the function of `waiter` waits for, in workers that are threads."""
+
+
+def waiter() -> Callable[[int], int]:
+    """Return a function that waits for `gate`, except for 0."""
+    return _wait
+
+
+def _wait(number: int) -> int:
+    if number:
+        gate.wait(600)
+    return number
+
+
 def refuser() -> Callable[[int], int]:
-    """Return a function that refuses 3, fails at 5, and ends its process at negative numbers."""
+    """Return a function that refuses 3, fails at 5 and at 110 (the errno of ETIMEDOUT), and ends
+    its process at negative numbers.
+    """
     return _refuse
 
 
@@ -31,6 +49,8 @@ def _refuse(number: int) -> int:
         raise DataError("3 is no good")
     if number == 5:
         raise ValueError("a bug")
+    if number == 110:
+        raise TimeoutError(number, "the disk does not answer")
     if number < 0:
         os.kill(os.getpid(), -number)
     return number
