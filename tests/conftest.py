@@ -31,6 +31,9 @@ LONGEST = ("first_tutorial", "page_commands", "onnx", "web_export", "hints", "bu
 LONGEST += ("serve_workers", "serve_load", "protect", "translator", "foreign_commands", "exported")
 """Files whose slow tests take longest, which pytest-xdist hands out first."""
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests inherit it
+
 gc.disable()  # collection would traverse all modules again and again while they are imported
 
 
