@@ -19,7 +19,7 @@ QUIET = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
 )
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 600
 """How long tests wait for what must happen: much longer than it takes on a busy machine."""
 
 

@@ -25,13 +25,21 @@ _CONTEXT.set_forkserver_preload(
     ["pytest", "pandas", "torch._dynamo", "torch.onnx", "torch.utils.tensorboard"]
     + ["torch.distributed.rpc", "nmt.cli.compose", "nmt.cli.train", "nmt.translate.translator"]
 )
-_PATIENCE_SECONDS = 300  # enough for each of these tests on a busy machine
+_PATIENCE_SECONDS = 600  # enough for each of these tests on a busy machine
+
+
+_NUM_PORTS = 400  # of a worker of pytest-xdist
+_used_ports: set[int] = set()
 
 
 def find_free_port() -> str:
-    """Return a free port, which no process gets that does not ask for this one."""
-    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+    """Return a free port that no other test and no process gets that does not ask for it."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first_port = 20_000 + worker % 30 * _NUM_PORTS  # below those that the system gives
+    ports = set(range(first_port, first_port + _NUM_PORTS)) - _used_ports
+    for port in random.SystemRandom().sample(sorted(ports), len(ports)):
         with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            _used_ports.add(port)
             return str(port)
     raise AssertionError("no port is free")
 

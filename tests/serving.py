@@ -36,7 +36,7 @@ GOOD = {"source": "xx", "target": "yy"}
 """Languages of a request to models of `one_model` or `loaded`."""
 
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 """How long tests wait for what must happen: much longer than it takes on a busy machine."""
 
 
@@ -130,6 +130,7 @@ class Running:
 def running(models: Models, **settings: Any) -> Iterator[Running]:
     """Serve `models` on a free port for the time of the block."""
     defaults = {"access_log": False, "backend": Engine.native}
+    defaults["timeout_seconds"] = PATIENCE_SECONDS
     config = ServeConfig(model_dir=["unused"], port=0, **defaults | settings)
     service = Service(config, models)
     options = {"log_config": None, "timeout_graceful_shutdown": 5, "lifespan": "on"}

@@ -254,7 +254,7 @@ def test_a_folder_as_stdin_ends_python_itself_and_a_folder_as_input_is_named(
     try:
         for script in ([sys.executable, "-c", "pass"], [SCRIPTS / "nmt-translate"]):
             done = subprocess.run(
-                script, stdin=descriptor, capture_output=True, check=False, text=True, timeout=300
+                script, stdin=descriptor, capture_output=True, check=False, text=True, timeout=600
             )
             assert done.returncode == 1
             assert "<stdin> is a directory" in done.stderr.splitlines()[0]

@@ -402,7 +402,7 @@ def translate_by_engine(folder: Path, lines: list[str]) -> list[str]:
     text = "".join(f"{line}\n" for line in lines)
     command = ["node", "translate.mjs"]
     pipes = {"input": text, "capture_output": True, "text": True, "cwd": folder}
-    result = subprocess.run(command, check=False, timeout=100, **pipes)
+    result = subprocess.run(command, check=False, timeout=600, **pipes)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 

@@ -195,7 +195,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 def send_raw(server: Running, request: bytes) -> bytes:
     """Send a request, end the sending side, and return all that the server sends."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=600) as connection:
         response = b""
         try:
             connection.sendall(request)

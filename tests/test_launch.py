@@ -29,7 +29,7 @@ def launched(folder: Path, *arguments: object) -> Iterator[Child]:
     with child(folder / "log", train, *arguments) as process:
         process.log.write_text("")
         yield process
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while any(map(is_alive, rank_pids(folder))):
         assert time.monotonic() < deadline
         time.sleep(0.05)

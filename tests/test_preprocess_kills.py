@@ -99,7 +99,7 @@ def test_control_c_ends_all_quickly_and_quietly(corpus_dir: Path, tmp_path: Path
     with start(arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=600) == 130
         error = process.communicate()[1]
     assert not any(map(is_running, workers))
     assert error.split("\n")[-2:] == ["nmt-preprocess: interrupted", ""]

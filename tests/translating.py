@@ -147,7 +147,7 @@ def _measure_peaks(process: Callable[[Path], object], texts: list[Path], peaks: 
             print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)
 
 
-def status(pid: int, *, seconds: float = 300) -> int:
+def status(pid: int, *, seconds: float = 600) -> int:
     """Wait for a child and return its exit status."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
