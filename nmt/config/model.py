@@ -132,12 +132,12 @@ class ModelConfig(Settings):
     tied_output: bool = option(True, "use the target embedding as the output matrix")
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
     alignment_heads: int | None = option(
-        None, "number of heads that align words, counted from the first; null: all", low=1
+        None, "align words by the first heads only, this many; null: by all heads", low=1
     )
     alignment_shift: bool = option(
         False,
-        "take the alignment of a target token from the attention of the step that has the token as "
-        "its input, instead of the step that predicts the token",
+        "align a target token by the attention of the next step, which has the token as its input, "
+        "instead of the step that predicts the token",
     )
     source_eos: bool = option(True, "end the encoder input with EOS; false: as OpenNMT-py does")
 

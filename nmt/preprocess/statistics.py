@@ -29,7 +29,7 @@ from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_
 from nmt.preprocess.clean_chunk import NUM_EXAMPLES, CleanChunk, PairCounts
 
 NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
-# above, the lengths from a length to its double are an octave: 256 to 511, 512 to 1023, ...
+# longer lengths are divided into octaves: 256 to 511, 512 to 1023, 1024 to 2047, ...
 _BINS_PER_OCTAVE = 16
 _NUM_OCTAVES = 12  # the last bin starts at about a million tokens
 NUM_BINS = NUM_EXACT_LENGTHS + _NUM_OCTAVES * _BINS_PER_OCTAVE
@@ -44,7 +44,7 @@ LinesBySide = tuple[Sequence[str], Sequence[str]]  # source lines, target lines
 
 
 class _SplitTables(NamedTuple):
-    """The rows of a held-out split that have each text, at one match level."""
+    """For one match level, maps each text of a held-out split to the rows that have it."""
 
     by_src: RowsByText
     by_tgt: RowsByText
@@ -52,7 +52,7 @@ class _SplitTables(NamedTuple):
 
 @dataclass
 class SideStatistics:
-    """The counts of one side of a text."""
+    """The counts of one side of a corpus."""
 
     tokens: int = 0  # EOS does not count
     words: int = 0  # separated by spaces
@@ -289,8 +289,9 @@ def _find_matches(
         src_text, tgt_text = texts[level]
         matching_src_rows = tables[level].by_src.get(src_text, set())
         matching_tgt_rows = tables[level].by_tgt.get(tgt_text, set())
-        # Exact matches also count for the level "normalised". Its tables lack some of them: lines
-        # such as "...", whose normal form is "". So each level adds its rows to the rows before.
+        # An exact match is also a match of the level "normalised". The tables of that level do not
+        # have lines such as "...", whose normal form is empty. So each level keeps the rows of the
+        # level before.
         src_rows = src_rows | matching_src_rows
         tgt_rows = tgt_rows | matching_tgt_rows
         matches = {"pairs": src_rows & tgt_rows, "sources": src_rows, "targets": tgt_rows}

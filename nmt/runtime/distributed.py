@@ -122,7 +122,8 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
-    except StoppedError:  # every rank raises it, so this waits for no rank
+    except StoppedError:
+        # every rank has stopped, so none waits for the others when the group is destroyed
         dist.destroy_process_group()
         raise
     except RuntimeError as error:
@@ -253,7 +254,7 @@ def set_num_threads(num_threads: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 512 MiB of freed memory, for the next step of a search.
+    """Let glibc keep up to 512 MiB of freed memory, which the next step of beam search reuses.
 
     Blocks of more than 32 MiB still go back to the system when they are freed.
     """

@@ -178,10 +178,10 @@ def get_media_type(request: Request) -> str:
 
 def parse_json(body: bytes) -> Parameters:
     """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is not an object."""
-    # each value follows one of these characters, which texts may contain, too: so their number is
-    # the number of values or more
-    max_num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
-    if max_num_values > _MAX_JSON_VALUES:
+    # Each value follows one of these characters, and texts may contain them too. So there are at
+    # most as many values as such characters.
+    num_separators = body.count(b",") + body.count(b"[") + body.count(b"{")
+    if num_separators > _MAX_JSON_VALUES:
         raise HttpError(400, f"Invalid JSON: more than {_MAX_JSON_VALUES} values")
     try:
         content = json.loads(body.decode("utf-8-sig"))

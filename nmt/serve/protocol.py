@@ -30,7 +30,8 @@ _WRITE_SECONDS = 30.0
 # limits on the remaining body of a refused request, which is discarded
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
-_CLOSE_ONE_IN = 16  # of the allowed connections, up to one in 16 is closed for a new one
+_CLOSE_ONE_IN = 16
+"""When all connections are in use, a new one closes up to 1/16 of them if they are idle."""
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"
@@ -61,9 +62,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._max_connections = config.limit_concurrency
         # turns off uvicorn's limit, which refuses requests instead of connections
         self.limit_concurrency = None
-        self._num_head_bytes = 0  # bytes received since the last part of a body or end of a request
+        # bytes received since a request ended, or since a part of a body was received
+        self._num_head_bytes = 0
         self._num_discarded_bytes = 0
-        self._is_refused = False  # whether a request was refused before all of it was read
+        # whether the connection, or a request on it, was refused before all of it was read
+        self._is_refused = False
         self._head_timeout: asyncio.TimerHandle | None = None
         """Set while the connection waits for the head of a request."""
         self._write_timeout: asyncio.TimerHandle | None = None
@@ -102,8 +105,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _make_room(self, max_connections: int) -> None:
         """Close the connections that have waited longest for their client.
 
-        Closes several at a time, so that only some new connections have to search all open ones. If
-        no connection waits for its client, refuses this connection.
+        Closes several at a time, since each call goes through all open connections. If no
+        connection waits for its client, refuses this connection.
         """
         log.warning(
             "%d connections are open, the maximum: a new one closes idle ones, or gets status 503",
@@ -156,7 +159,8 @@ class BoundedProtocol(HttpToolsProtocol):
             has_started = self.cycle.response_started
             self.cycle.disconnected = True  # so that the application writes no response
             self.cycle.message_event.set()
-        # the client would take the status 400 for a part of this response, or for an earlier one
+        # If a response has begun, or an earlier request waits for its response, the client would
+        # take a response with status 400 for a part of it.
         is_ambiguous = has_started or bool(self.pipeline)
         if is_ambiguous:
             self.transport.abort()
@@ -216,8 +220,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_written(self, old_num_bytes: int) -> None:
         """Close the connection unless the buffer has shrunk enough from `old_num_bytes`."""
         self._write_timeout = None
-        # If less than `_MIN_WRITTEN_BYTES` were left, all of them had to be sent, which ends this
-        # timeout, except for a discarded request, whose shorter timeout comes first.
+        # If fewer bytes than `_MIN_WRITTEN_BYTES` were left, all of them have to be sent in time,
+        # which cancels the timeout. So if the timeout ends, bytes are left. A discarded request has
+        # a shorter timeout of its own.
         if self.transport.get_write_buffer_size() > old_num_bytes - _MIN_WRITTEN_BYTES:
             self.transport.abort()
         else:
@@ -293,7 +298,7 @@ class _ResponseTransport:
             self._protocol.start_discard_timeout()
         else:
             self._transport.close()
-        # both of them still send the data that is in the buffer
+        # `write_eof` and `close` still send the data in the buffer
         if self._transport.get_write_buffer_size():
             self._protocol.start_write_timeout()
 

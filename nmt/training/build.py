@@ -90,12 +90,12 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         )
     if config.bidirectional:
         _check_bidirectional(data_info, tokenizers)
-    # the lemmas of hints; read before the alignment of words is learned, which may take long
+    # read before the alignment of words is learned, so that a wrong file is reported at once
     lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
     data = ParallelData(data_dir, "train", bidirectional=config.bidirectional)
     validation = Validation(data_dir, tokenizers, config, world)
     samplers = make_samplers(config, data_info, data, world)
-    # with max_tokens=auto (None), the run is built a second time, with a number
+    # with max_tokens=auto (None), the run is built again when the number is known
     if world.is_main and config.max_tokens is not None:
         _warn_of_short_run(config, last_stage_start=max(samplers.keys()))
     torch.manual_seed(config.seed)  # seeds the initial weights

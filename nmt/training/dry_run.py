@@ -27,8 +27,8 @@ from nmt.training.schedule import learning_rate
 log = logging.getLogger(__name__)
 MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
-# Settings that change neither the memory nor the time of an update. `cost_settings` adds most
-# settings of the optimizer to them.
+# Settings that change neither the memory nor the time of an update. Most settings of the optimizer
+# do not, either; see `cost_settings`.
 _SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
 
 
@@ -161,9 +161,9 @@ def measure_updates(
 ) -> Measurement:
     """Time updates for about `MEASURING_SECONDS`. All ranks run the same number of updates.
 
-    `first_plan` runs first, to estimate the time of an update. If an update would take more than
-    `MEASURING_SECONDS`, only `first_plan` is measured. It then runs a second time, unless its first
-    run took more than `MEASURING_SECONDS`.
+    `first_plan` runs first, to estimate the time of an update. If a whole update would take more
+    than `MEASURING_SECONDS`, `first_plan` is measured instead: in a second run, or in its first run
+    if that has taken more than `MEASURING_SECONDS`.
 
     Args:
         run_update: runs an update, waits for the device, and returns the operations of all ranks.
@@ -186,9 +186,9 @@ def measure_updates(
         if is_very_slow:
             return first_measurement
         return measure([first_plan])
-    # begin with `plans[1]`, since a part of `plans[0]` has run already
-    measured_plans = islice(cycle(plans), 1, 1 + num_updates)
-    return measure(list(measured_plans))
+    # begins with `plans[1]`, since a part of `plans[0]` has run already
+    plans_from_second = islice(cycle(plans), 1, None)
+    return measure(list(islice(plans_from_second, num_updates)))
 
 
 def render_report(

@@ -57,7 +57,7 @@ PICTURES = {
         figure_function="theory:draw_schedule",
     ),
     Picture.smoothing: PictureInfo(
-        "label smoothing: target, and loss against confidence",
+        "label smoothing: target probabilities, and the loss for each probability of a model",
         "label_smoothing=0.4",
         figure_function="theory:draw_smoothing",
     ),
@@ -85,7 +85,7 @@ PICTURES = {
         default_suffix=".html",
     ),
     Picture.probabilities: PictureInfo(
-        "next-token probabilities in training targets, in an untrained and in the trained model",
+        "probabilities of the next token: the targets of training, and before and after training",
         'src="A dog runs." model_dir=runs/mine',
         figure_function="targets:draw_probabilities",
     ),
