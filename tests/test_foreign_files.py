@@ -197,6 +197,23 @@ def test_a_tree_holds_only_files_and_folders(tmp_path: Path) -> None:
         path.unlink()
 
 
+def test_a_file_that_another_process_removes_is_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+
+    def stat_and_remove(path: Path, **options: bool) -> os.stat_result:
+        result = stat(path, **options)
+        if path.name == "file":
+            path.unlink()
+        return result
+
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", stat_and_remove)
+    check_tree(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_pipes_folders_and_devices_in_place_of_files_are_refused(
     tokenizer: Tokenizer, tmp_path: Path

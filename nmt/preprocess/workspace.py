@@ -289,9 +289,10 @@ def _make_work_folder(folder: Path, data_dir: Path) -> None:
             if path.exists() and not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     check_tree(folder)
-    for path in folder.rglob("*.*"):  # in a work folder, only names of files have a full stop
-        if path.is_dir():
-            raise DamagedError(f"{path} is a folder, not a file; remove it")
+    for parent, folder_names, _ in os.walk(folder):  # skips folders that another run removes
+        for name in folder_names:
+            if "." in name:  # in a work folder, only names of files have a full stop
+                raise DamagedError(f"{Path(parent, name)} is a folder, not a file; remove it")
 
 
 @contextlib.contextmanager

@@ -74,9 +74,15 @@ def check_regular(path: Path) -> None:
 
 def check_tree(folder: Path) -> None:
     """Raise `DamagedError` if a folder or one of its subfolders holds a pipe or a device."""
-    for path in folder.rglob("*"):
-        if path.exists() and not path.is_dir() and not path.is_file():
-            raise DamagedError(f"{path} is a pipe or a device, not a file; remove it")
+    for parent, _, file_names in os.walk(folder):  # skips folders that another process removes
+        for name in file_names:
+            path = Path(parent, name)
+            try:
+                mode = path.stat().st_mode
+            except OSError:  # another process has removed it, or it is a link to nothing
+                continue
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise DamagedError(f"{path} is a pipe or a device, not a file; remove it")
 
 
 def list_zip_members(file: IO[bytes], *, max_members: int) -> list[zipfile.ZipInfo]:
