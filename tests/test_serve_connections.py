@@ -12,11 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from asyncio import selector_events
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from multiprocessing.popen_fork import Popen
 from pathlib import Path
 from typing import NoReturn
 
@@ -427,6 +429,78 @@ def test_a_process_that_takes_too_long_for_a_file_is_killed(
     with ThreadPoolExecutor(1) as threads:
         asyncio.run(read(threads))
     assert not created.exists()
+
+
+def test_a_process_that_still_starts_when_its_file_is_closed_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client closes its connection while a thread starts the process."""
+    is_forked = threading.Event()
+    gate = threading.Event()
+
+    class SlowPopen(Popen):
+        @property
+        def sentinel(self) -> int:
+            is_forked.set()
+            gate.wait(PATIENCE_SECONDS)
+            return self._descriptor
+
+        @sentinel.setter
+        def sentinel(self, descriptor: int) -> None:
+            self._descriptor = descriptor
+
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(file_process, "FORK_CONTEXT", context)
+    monkeypatch.setattr(context.Process, "_Popen", staticmethod(SlowPopen))
+
+    async def close_early(threads: ThreadPoolExecutor) -> OpenFile:
+        file = OpenFile(_FileReader("a.txt", b"", ReadOptions()), threads, PATIENCE_SECONDS)
+        starting = asyncio.ensure_future(file.start())
+        await asyncio.to_thread(is_forked.wait)
+        starting.cancel()
+        file.close()
+        gate.set()
+        return file
+
+    with ThreadPoolExecutor(1) as threads:
+        file = asyncio.run(close_early(threads))
+    assert file._process.exitcode == -signal.SIGKILL
+    assert file._process not in multiprocessing.active_children()
+    assert file._connection.closed
+    assert file._reader_connection.closed
+
+
+def test_a_connection_is_not_closed_while_a_thread_reads_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_process, "FORK_CONTEXT", multiprocessing.get_context("fork"))
+    has_read = threading.Event()
+    gate = threading.Event()
+
+    def receive() -> object:
+        try:
+            return receive_from_process()
+        finally:
+            has_read.set()
+            gate.wait(PATIENCE_SECONDS)
+
+    reader = SleepingReader(str(tmp_path / "a.txt"), b"the tree", ReadOptions())
+    with ThreadPoolExecutor(1) as threads:
+        file = OpenFile(reader, threads, timeout_seconds=0.01)
+        receive_from_process = file._connection.recv
+        monkeypatch.setattr(file._connection, "recv", receive)
+
+        async def read() -> None:
+            await file.start()
+            with pytest.raises(HttpError, match="cannot be read within"):
+                await file.call("read", 10, 10)
+            file.close()
+
+        asyncio.run(read())
+        assert has_read.wait(PATIENCE_SECONDS)
+        assert not file._connection.closed
+        gate.set()
+    assert file._connection.closed
 
 
 def test_the_log_says_whether_accepted_requests_are_finished(

@@ -15,8 +15,8 @@ import os
 import signal
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -81,20 +81,23 @@ class OpenFile:
         self._process = FORK_CONTEXT.Process(target=_run_reader, args=arguments, daemon=True)
         self._threads = threads
         self._timeout_seconds = timeout_seconds
+        self._started: Future[None] | None = None  # done when the process has started
+        self._newest_reply: Future[Any] | None = None
 
     async def start(self) -> None:
         """Start the process."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._process.start)
+        self._started = self._threads.submit(self._process.start)
+        await asyncio.wrap_future(self._started)
         # The process has its own copy of this end of the pipe. While the server's copy is open,
         # `recv` does not notice that the process has died.
         self._reader_connection.close()
 
     async def call(self, method: str, *args: Any) -> Any:
         """Return the result of a method of the reader."""
-        loop = asyncio.get_running_loop()
-        reply = loop.run_in_executor(self._threads, self._send_and_receive, (method, args))
+        reply = self._threads.submit(self._send_and_receive, (method, args))
+        self._newest_reply = reply
         try:
-            result = await asyncio.wait_for(reply, self._timeout_seconds)
+            result = await asyncio.wait_for(asyncio.wrap_future(reply), self._timeout_seconds)
         except asyncio.TimeoutError:
             raise HttpError(
                 503,
@@ -112,12 +115,28 @@ class OpenFile:
         return self._connection.recv()
 
     def close(self) -> None:
-        """Kill the process. A call that still runs raises an `HttpError`."""
-        if self._process.pid is not None:  # it has started
+        """Kill the process, as soon as it has started. A call that still runs fails."""
+        _call_when_done(self._started, self._kill_process)
+        # If a thread read from a closed connection, it could get data of a new one, to which the
+        # system gives the same file descriptor.
+        _call_when_done(self._newest_reply, self._connection.close)
+
+    def _kill_process(self) -> None:
+        """Kill the process, unless it could not be started."""
+        if self._process.pid is not None:
             self._process.kill()
+            # Without `Process.close`, since a thread that starts another process may still read
+            # from the file descriptor of this one
             self._process.join()
-            self._process.close()
-        self._connection.close()
+        self._reader_connection.close()
+
+
+def _call_when_done(future: Future[Any] | None, function: Callable[[], None]) -> None:
+    """Call a function after a future, if there is one, has ended."""
+    if future is None:
+        function()
+    else:
+        future.add_done_callback(lambda _: function())
 
 
 class FileProcesses:
