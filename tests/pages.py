@@ -17,7 +17,13 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TABLES_OF_COMMANDS = [ROOT / "docs/paper.md", ROOT / "docs/how-to/debug-training.md"]
 # pages whose Python test_page_commands.py runs
-PAGES_WITH_PYTHON = ["README.md", "docs/pictures.md", "docs/python.md", "docs/how-to/glossary.md"]
+PAGES_WITH_PYTHON = [
+    "README.md",
+    "docs/ctranslate2.md",
+    "docs/pictures.md",
+    "docs/python.md",
+    "docs/how-to/glossary.md",
+]
 _FORMULA = " = "
 _FILE_PLACEHOLDER = "SUBSTITUTED{}"
 
