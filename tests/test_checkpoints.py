@@ -26,7 +26,7 @@ from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.runtime.metadata import to_dataclass
-from nmt.training import checkpoints
+from nmt.training import checkpoints, metrics
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint, load_newest
 from nmt.training.learner import Learner
 from nmt.training.metrics import MetricsWriter
@@ -190,6 +190,31 @@ def test_metrics_after_the_checkpoint_are_removed_and_its_validation_is_repeated
         assert log.lost_validation == (validated_update < num_updates), case
         assert read_values(tmp_path, "loss", "loss") == losses, case
         assert read_values(tmp_path, "valid_loss", "valid_loss") == valid_losses, case
+
+
+def test_the_time_of_a_run_includes_the_ranks_and_the_processes_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(tracker=[])
+    log = MetricsWriter(tmp_path, TrainerState(), config, is_main=True)
+    for update in (1, 2):
+        times = {"cpu_seconds": 1000.0 * update, "wall_seconds": 500.0 * update}
+        log.write({"update": update, "loss": 1.0, **times})
+    log.write({"update": 2, "event": "loss spike", "batch": ""})
+    log.close()
+    state = TrainerState(num_updates=2, validated_update=2)
+    clock = MetricsWriter(tmp_path, state, config, is_main=True).clock
+    monkeypatch.setattr(metrics, "gather", lambda seconds: [seconds, 3.0])
+    sum(range(300_000))  # takes CPU time
+    first = clock.read()
+    assert 2003 < first["cpu_seconds"] < 2063
+    assert 1000 < first["wall_seconds"] < 1060
+    second = clock.read()
+    assert second["cpu_seconds"] > first["cpu_seconds"]
+    state = TrainerState(num_updates=1, validated_update=1)  # what came later was lost in a kill
+    clock = MetricsWriter(tmp_path, state, config, is_main=True).clock
+    assert 1003 <= clock.read()["cpu_seconds"] < 1063
+    assert 500 <= clock.read()["wall_seconds"] < 560
 
 
 @pytest.mark.slow

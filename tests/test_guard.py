@@ -107,6 +107,7 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
     records = read_records(bad_run, "nll")
     assert read_values(bad_run, "nll") == list(range(1, 21))
     names = "loss gradient_norm tokens_per_second memory_bytes model_flops_per_second"
+    names += " cpu_seconds wall_seconds"
     lengths = sampler(toy_data).lengths
     for record, batches in zip(records, updates[:20], strict=True):
         share = padding_share(lengths, list(map(np.array, batches)))

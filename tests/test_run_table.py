@@ -20,7 +20,7 @@ from toy import TINY, call_before, command, read_records
 from nmt.cli import sweep
 from nmt.cli.commands import COMMANDS
 from nmt.cli.compose import ComposedCommand, compose_command
-from nmt.config import Theme, VisualizeConfig
+from nmt.config import RunAxis, Theme, VisualizeConfig
 from nmt.errors import EXIT_DONE, EXIT_USER, ConfigError, DataError
 from nmt.training import dry_run
 from nmt.visualize import run_table, runs
@@ -143,6 +143,40 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_curves_are_drawn_over_the_hours_of_a_run(tmp_path: Path) -> None:
+    folders = []
+    for seed in (1, 2):
+        folder = tmp_path / f"seed{seed}"
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"seed: {seed}\n")
+        records = []
+        for update in (5, 10):
+            seconds = 360.0 * update * seed
+            times = {"cpu_seconds": 2 * seconds, "wall_seconds": seconds}
+            records.append({"update": update, "nll": 2.0, **times})
+            times = {"cpu_seconds": 2 * seconds + 3600, "wall_seconds": seconds + 1800}
+            records.append({"update": update, "valid_loss": 1.0, "valid_bleu": update, **times})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        folders.append(str(folder))
+    for x_axis, label, hours in (
+        (RunAxis.update, "update", [[5, 10], [5, 10]]),
+        (RunAxis.cpu_hours, "CPU hours", [[2, 3], [2.5, 4]]),  # of seed 1, and the mean of both
+        (RunAxis.wall_hours, "hours", [[1, 1.5], [1.25, 2]]),
+    ):
+        for run_dirs, expected in ((folders[:1], hours[0]), (folders, hours[1])):
+            config = VisualizeConfig(run_dir=run_dirs, x_axis=x_axis)
+            bleu_axes = runs.draw_run(config, Style(Theme.light)).axes[2]
+            [curve] = bleu_axes.get_lines()
+            assert bleu_axes.get_xlabel() == label
+            assert curve.get_xdata().tolist() == pytest.approx(expected)
+            assert curve.get_ydata().tolist() == [5, 10]
+    with Path(folders[0], "metrics.jsonl").open("a") as stream:
+        stream.write('{"update": 15, "nll": 1.0}\n')
+    config = VisualizeConfig(run_dir=folders[:1], x_axis=RunAxis.cpu_hours)
+    with pytest.raises(DataError, match="x_axis=cpu_hours: .*seed1 has updates without cpu_sec"):
+        runs.draw_run(config, Style(Theme.light))
+
+
 @pytest.mark.usefixtures("two_runs")
 def test_what_run_prints_the_table_of_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = "run_dir=[s/a=1,seed=1,s/a=1,seed=2]"

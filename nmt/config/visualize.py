@@ -51,6 +51,14 @@ class AttentionKind(str, Enum):
     decoder = "decoder"  # self-attention of the target
 
 
+class RunAxis(str, Enum):
+    """The x-axis of the curves of runs."""
+
+    update = "update"  # number of updates
+    cpu_hours = "cpu_hours"  # CPU time of all threads and ranks, validation included
+    wall_hours = "wall_hours"  # time of the clock, validation included
+
+
 # D_MODEL:WARMUP[:NAME[:PEAK]], such as 512:4000 or 512:4000:cosine:7e-4
 _SCHEDULE = re.compile(
     r"""
@@ -80,6 +88,9 @@ class VisualizeConfig(RuntimeConfig):
         [DEFAULT_RUN_DIR], "run, checkpoint or model folder; what=pieces: also a data folder"
     )
     run_dir: list[str] = option([DEFAULT_RUN_DIR], "run folders; what=run compares several")
+    x_axis: RunAxis = option(
+        RunAxis.update, "what=run: x-axis of the curves: update, cpu_hours or wall_hours"
+    )
     data_dir: str = option(DEFAULT_DATA_DIR, "what=data: data folder")
     src: str | None = option(None, "source sentence, or a file of them; null: lines of stdin")
     tgt: str | None = option(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import TrainConfig
+from nmt.runtime.distributed import gather
 from nmt.runtime.files import replace_file
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.checkpoints import TrainerState
@@ -49,10 +50,38 @@ class Meter:
         }
 
 
+class RunClock:
+    """Measures the time of a run, with the time of earlier processes that trained it.
+
+    The CPU time is the sum over all threads of all ranks. Work that was lost in a kill is not
+    counted.
+    """
+
+    def __init__(self, records: list[dict[str, Any]]) -> None:
+        """Start to measure. `records` are the metrics of the run so far."""
+        self._earlier_wall_seconds = 0.0
+        self._earlier_cpu_seconds = 0.0
+        for record in records:
+            if "cpu_seconds" in record:
+                self._earlier_wall_seconds = record["wall_seconds"]
+                self._earlier_cpu_seconds = record["cpu_seconds"]
+        self._start_wall_seconds = time.perf_counter()
+        self._start_cpu_seconds = time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """Return `wall_seconds` and `cpu_seconds` for a record. All ranks must call it."""
+        wall_seconds = time.perf_counter() - self._start_wall_seconds
+        rank_cpu_seconds = gather(time.process_time() - self._start_cpu_seconds)
+        return {
+            "wall_seconds": self._earlier_wall_seconds + wall_seconds,
+            "cpu_seconds": self._earlier_cpu_seconds + sum(rank_cpu_seconds),
+        }
+
+
 class MetricsWriter:
     """Writes the metrics of a run to `metrics.jsonl`, one JSON object a line, and to trackers.
 
-    On ranks other than 0, all methods do nothing. If a write fails, for example because the disk is
+    On ranks other than 0, nothing is written. If a write fails, for example because the disk is
     full, the run goes on.
     """
 
@@ -63,12 +92,14 @@ class MetricsWriter:
         tracker_names = installed_trackers(config.tracker)  # all ranks raise its errors
         self.is_main = is_main
         self.lost_validation = False  # whether to repeat the validation of the newest checkpoint
+        self.clock = RunClock([])
         if not is_main:
             return
         self._path = run_dir / "metrics.jsonl"
         with run_dir_errors(run_dir):
             if self._path.exists():
-                self.lost_validation = _remove_later_records(self._path, state)
+                records, self.lost_validation = _remove_later_records(self._path, state)
+                self.clock = RunClock(records)  # rank 0 has the time of all ranks so far
             self._file = self._path.open("ab", buffering=0)
         self._trackers = [TrackerThread(name, run_dir) for name in tracker_names]
 
@@ -94,11 +125,11 @@ class MetricsWriter:
             close_trackers(self._trackers)
 
 
-def _remove_later_records(path: Path, state: TrainerState) -> bool:
-    """Remove the records after `state` from `metrics.jsonl`.
+def _remove_later_records(path: Path, state: TrainerState) -> tuple[list[dict[str, Any]], bool]:
+    """Remove the records after `state` from `metrics.jsonl`, and return the remaining ones.
 
     If `state` was saved before the validation of its update, the validation must be repeated. Then
-    also removes the record of the validation. Returns whether there was one.
+    also removes the record of the validation. The second value tells whether there was one.
     """
     last_update = state.num_updates
     records = [record for record in read_metrics_log(path) if record["update"] <= last_update]
@@ -111,7 +142,7 @@ def _remove_later_records(path: Path, state: TrainerState) -> bool:
                 remaining.append(record)
     with replace_file(path) as temporary:
         temporary.write_bytes(b"".join(map(_render_line, remaining)))
-    return len(remaining) < len(records)
+    return remaining, len(remaining) < len(records)
 
 
 def _render_line(record: dict[str, Any]) -> bytes:

@@ -296,6 +296,7 @@ class Trainer:
             "learning_rate": current_lr,
             "gradient_norm": result.gradient_norm,
             "memory_bytes": peak_memory_bytes(self.learner.device),
+            **self.metrics_writer.clock.read(),
         }
         self.metrics_writer.write(record)
         loss = record["loss"]
@@ -319,8 +320,9 @@ class Trainer:
         start_seconds = time.perf_counter()
         metrics = self.run.validation(self.learner.model_to_validate())
         metrics["validation_seconds"] = time.perf_counter() - start_seconds
+        run_times = self.metrics_writer.clock.read()
         num_updates = self.state.num_updates
-        self.metrics_writer.write({"update": num_updates, **metrics})
+        self.metrics_writer.write({"update": num_updates, **metrics, **run_times})
         text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.progress.note(f"update {num_updates}: {text}")
         self.state.validated_update = num_updates

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
-from nmt.config import BestMetric, resolve_path
+from nmt.config import BestMetric, RunAxis, resolve_path
 from nmt.errors import DataError
 from nmt.runtime.manifest import read_run_config
 from nmt.runtime.metrics_log import read_metrics_log
@@ -27,6 +27,8 @@ _METRICS = "metrics.jsonl"  # a folder with this file is a run
 _MAX_EXPONENT = 20.0
 _MAX_SETTINGS = 8  # largest number of columns with settings
 _MAX_VALUE_LENGTH = 40  # largest number of characters of a setting in the table
+# keys of metrics.jsonl
+_SECONDS_KEYS = {RunAxis.cpu_hours: "cpu_seconds", RunAxis.wall_hours: "wall_seconds"}
 Records = list[dict[str, Any]]
 
 
@@ -94,39 +96,74 @@ def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
 
     `key` is a key of `metrics.jsonl`, or `train_perplexity`, which is computed from `nll`.
     """
-    if key == "train_perplexity":
-        updates, values = read_curve(records, "nll")
-        return updates, [math.exp(min(value, _MAX_EXPONENT)) for value in values]
     updates = []
     values = []
-    for record in records:
-        value = record.get(key)
-        if isinstance(value, int | float):
-            updates.append(record["update"])
-            values.append(value)
+    for record in _records_with(records, key):
+        updates.append(record["update"])
+        values.append(_metric_value(record, key))
     return updates, values
 
 
-def mean_curve(runs: Sequence[Records], key: str) -> tuple[list[int], list[float], list[float]]:
-    """Return the updates that all runs have, and the mean and standard deviation of a metric.
+def mean_curve(
+    runs: Sequence[Records], key: str, x_axis: RunAxis = RunAxis.update
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the mean of a metric over runs, for the updates that all runs have.
 
-    The deviation is NaN if one of the values is not finite.
+    Returns the positions on the x-axis, the means and the standard deviations. A position is the
+    update, or the mean of the hours that the runs took up to it. A deviation is NaN if one of the
+    values is not finite.
     """
-    values_by_update: dict[int, list[float]] = {}
+    records_by_update: dict[int, Records] = {}
     for records in runs:
-        run_updates, run_values = read_curve(records, key)
-        for update, value in zip(run_updates, run_values, strict=True):
-            values_by_update.setdefault(update, []).append(value)
-    updates = []
+        for record in _records_with(records, key):
+            records_by_update.setdefault(record["update"], []).append(record)
+    positions = []
     means = []
     deviations = []
-    for update, values in sorted(values_by_update.items()):
-        if len(values) == len(runs):
-            updates.append(update)
+    for _, same_update in sorted(records_by_update.items()):
+        if len(same_update) == len(runs):
+            positions.append(statistics.fmean(_position(record, x_axis) for record in same_update))
+            values = [_metric_value(record, key) for record in same_update]
             means.append(statistics.fmean(values))
             is_finite = all(map(math.isfinite, values))
             deviations.append(statistics.pstdev(values) if is_finite else math.nan)
-    return updates, means, deviations
+    return positions, means, deviations
+
+
+def require_positions(records: Records, run_dir: Path, x_axis: RunAxis) -> None:
+    """Raise `DataError` if a run has no positions on the x-axis."""
+    if x_axis is RunAxis.update:
+        return
+    num_measured = len(_records_with(records, _SECONDS_KEYS[x_axis]))
+    num_records = len(_records_with(records, "nll")) + len(_records_with(records, "valid_loss"))
+    if num_measured < num_records:
+        raise DataError(
+            f"x_axis={x_axis.value}: {run_dir} has updates without {_SECONDS_KEYS[x_axis]}, which "
+            "older versions did not measure; set x_axis=update"
+        )
+
+
+def _records_with(records: Records, key: str) -> Records:
+    """Return the records with a metric; see `read_curve` for `key`."""
+    recorded_key = "nll" if key == "train_perplexity" else key
+    return [record for record in records if isinstance(record.get(recorded_key), int | float)]
+
+
+def _metric_value(record: dict[str, Any], key: str) -> float:
+    """Return the value of a metric; see `read_curve` for `key`."""
+    if key == "train_perplexity":
+        return math.exp(min(record["nll"], _MAX_EXPONENT))
+    value: float = record[key]
+    return value
+
+
+def _position(record: dict[str, Any], x_axis: RunAxis) -> float:
+    """Return the position of a record on the x-axis."""
+    if x_axis is RunAxis.update:
+        update: int = record["update"]
+        return update
+    seconds: float = record[_SECONDS_KEYS[x_axis]]
+    return seconds / 3600
 
 
 # --- the table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmt.config import VisualizeConfig, resolve_path
+from nmt.config import RunAxis, VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_run_config, verify_checksums
 from nmt.runtime.metadata import read_json
@@ -23,6 +23,7 @@ from nmt.visualize.run_table import (
     group_by_seed,
     mean_curve,
     read_metrics,
+    require_positions,
     run_table,
     summarize_run,
 )
@@ -49,6 +50,11 @@ class MetricChart:
     is_log_scale: bool = False
 
 
+_X_LABELS = {
+    RunAxis.update: "update",
+    RunAxis.cpu_hours: "CPU hours",
+    RunAxis.wall_hours: "hours",
+}
 METRIC_CHARTS = (
     MetricChart("loss, nats a token", {"nll": "training", "valid_loss": "validation"}),
     MetricChart(
@@ -100,6 +106,8 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     """
     folders = find_runs(config.run_dir)
     runs = [read_metrics(folder) for folder in folders]
+    for folder, records in zip(folders, runs, strict=True):
+        require_positions(records, folder, config.x_axis)
     names = _display_names(folders, style)
     newest_update = max(records[-1]["update"] for records in runs)
     index_groups = [[0]]  # groups of indices of runs; here a single run
@@ -132,7 +140,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     figure = style.figure(12, 6.5 + _TEXT_LINE_INCHES * num_text_lines)
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
-        _draw_chart(axes, style, chart, groups, group_names)
+        _draw_chart(axes, style, chart, groups, group_names, config.x_axis)
     if len(groups) > 1:  # one legend below all charts, since a long name would squeeze a chart
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=num_legend_columns)
@@ -141,10 +149,15 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def _draw_chart(
-    axes: Axes, style: Style, chart: MetricChart, groups: list[list[Records]], names: list[str]
+    axes: Axes,
+    style: Style,
+    chart: MetricChart,
+    groups: list[list[Records]],
+    names: list[str],
+    x_axis: RunAxis,
 ) -> None:
     """Draw a chart of groups of runs. The y-axis fits the curves without their first tenths."""
-    highest = _draw_curves(axes, style, groups, names, chart.labels)
+    highest = _draw_curves(axes, style, groups, names, chart.labels, x_axis)
     axes.set_title(chart.title)
     if chart.is_log_scale:
         axes.set_yscale("log")
@@ -179,6 +192,7 @@ def _draw_curves(
     groups: list[list[Records]],
     names: list[str],
     labels: dict[str, str],
+    x_axis: RunAxis,
 ) -> float:
     """Draw the metrics `labels`: their keys in metrics.jsonl and the labels of their curves.
 
@@ -189,7 +203,7 @@ def _draw_curves(
     highest = 0.0
     for group_index, runs in enumerate(groups):
         for curve_index, (key, metric_label) in enumerate(labels.items()):
-            updates, values, deviations = mean_curve(runs, key)
+            positions, values, deviations = mean_curve(runs, key, x_axis)
             color_index = curve_index
             label = metric_label
             if is_comparison:
@@ -200,14 +214,16 @@ def _draw_curves(
             is_validation = key.startswith("valid_")
             color = style.curve_color(color_index)
             line_style = style.curve_format(color_index, is_dashed=is_validation)
-            axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
+            axes.plot(positions, values, line_style, color=color, label=label, markersize=4)
             if len(runs) > 1:
                 low = np.subtract(values, deviations)
                 high = np.add(values, deviations)
-                axes.fill_between(updates, low, high, color=color, alpha=0.2, linewidth=0)
+                axes.fill_between(positions, low, high, color=color, alpha=0.2, linewidth=0)
             highest = max([highest, *without_first_tenth(values)])
-    axes.set_xlabel("update")
-    axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.set_xlabel(_X_LABELS[x_axis])
+    axes.locator_params(axis="x", nbins=6, integer=x_axis is RunAxis.update)
+    if x_axis is not RunAxis.update:
+        axes.set_xlim(left=0)
     axes.grid()
     if not is_comparison and len(labels) > 1:
         axes.legend()
