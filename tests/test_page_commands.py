@@ -98,6 +98,9 @@ def write_text(home: Path) -> None:
             moses.write(home / f"toy/train.{side}.txt", f"OPUS.de-en.{language}")
         (home / f"toy/train.{language}").write_bytes(texts["train", side])
         (home / f"toy/dev.{language}").write_bytes(texts["valid", side])
+    (home / "data/raw/tatoeba").mkdir(parents=True)
+    with zipfile.ZipFile(home / "data/raw/tatoeba/deu-eng.zip", "w") as tatoeba:
+        tatoeba.write(home / "all.tsv", "deu.txt")
     with tarfile.open(home / "corpus.tar.gz", "w:gz") as tar:
         for name in ("train.en", "train.de", "dev.en", "dev.de"):
             tar.add(home / "toy" / name, name)
@@ -191,7 +194,7 @@ def small_settings(name: str, arguments: list[str]) -> list[str]:
         vocab_size = 400 if "backtranslated" in line else 310
         settings.append(f"tokenizer.vocab_size={vocab_size}")
     if name == "preprocess":
-        if "num_pairs" in line or "multilingual" in line:
+        if any(text in line for text in ("num_pairs", "multilingual", "tatoeba")):
             settings += ["data.valid.num_pairs=20", "data.test.num_pairs=20"]
         elif "data.valid" in line and "data.test" not in line:
             settings.append("data.test.tsv=v.tsv")

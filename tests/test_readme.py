@@ -89,6 +89,7 @@ PROGRAMS = {
     "time node translate.mjs": "test_export_bergamot.py",
     "fairseq-interactive ": "is a program of another toolkit",
     "head ": "is a program of the system",
+    "paste ": "is a program of the system",
     "source ": "is a command of the shell",
 }
 
