@@ -97,11 +97,15 @@ class View:
         """Open the page of pairs and wait until everything is drawn."""
         self.path.write_text(render_page(pairs, "a model"), encoding="utf-8")
         self.browser.get(self.path.as_uri())
+        self.wait_until_drawn()
+        move_pointer_away(self.browser)
+
+    def wait_until_drawn(self) -> None:
+        """Wait until everything of a pair is drawn."""
         until = time.monotonic() + PATIENCE_SECONDS
         while not self.run("return document.querySelector('#attention').dataset.ready"):
             assert time.monotonic() < until
             time.sleep(0.02)
-        move_pointer_away(self.browser)
 
     def seconds(self) -> float:
         """Return the CPU time of the page's process so far."""
@@ -323,13 +327,14 @@ def test_hostile_text_stays_text(view: View, tokenizer: Tokenizer) -> None:
     for i, pair in enumerate(pairs):
         view.run(
             """
+            delete document.querySelector('#attention').dataset.ready;
             const select = document.querySelector('select');
             select.value = arguments[0];
             select.dispatchEvent(new Event('change'));
             """,
             i,
         )
-        view.run("return new Promise((done) => setTimeout(done, 30))")
+        view.wait_until_drawn()
         assert view.texts(".tokens:not(.right) .token") == pair.src, HOSTILE[i]
     assert view.run("return document.title").startswith("Attention: ")
     counts = "[document.scripts.length, document.images.length]"

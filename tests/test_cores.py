@@ -75,4 +75,5 @@ def test_a_busy_process_occupies_a_core() -> None:
     idle_seconds = cores.read_idle_seconds() - start_idle_seconds
     elapsed_seconds = time.monotonic() - start_seconds
     num_cores = len(os.sched_getaffinity(0))
-    assert 0 <= idle_seconds <= (num_cores - 0.4) * elapsed_seconds
+    # Linux may also count down the time of waiting for I/O, see proc(5)
+    assert -0.4 * elapsed_seconds <= idle_seconds <= (num_cores - 0.4) * elapsed_seconds
