@@ -177,6 +177,7 @@ def test_curves_are_drawn_over_the_hours_of_a_run(tmp_path: Path) -> None:
         runs.draw_run(config, Style(Theme.light))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_runs")
 def test_what_run_prints_the_table_of_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = "run_dir=[s/a=1,seed=1,s/a=1,seed=2]"
