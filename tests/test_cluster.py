@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import pickle
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import dask
 import pytest
-from distributed import LocalCluster
+from distributed import LocalCluster, Worker
 from preprocessing import preprocess, tree, write_corpus
 from translating import translate, write_lines, write_model
 from work import gate, refuser, sleeper, waiter
@@ -95,6 +96,10 @@ def test_no_scheduler_and_a_lost_one_are_one_line(
         patch.setattr(cluster, "_CONNECT_SECONDS", 0.2)
         with pytest.raises(NmtError, match="^scheduler=tcp://127.0.0.1:1: no scheduler answers"):
             open_workers("tcp://127.0.0.1:1", 0, sleeper)
+    gate.clear()
+    # a worker that closes would wait 30 s for its task, which waits for the gate
+    close_at_once = functools.partialmethod(Worker.close, executor_wait=False)
+    monkeypatch.setattr(Worker, "close", close_at_once)
     with LocalCluster(1, processes=False, threads_per_worker=1, dashboard_address=None) as local:
         workers = open_workers(local.scheduler_address, 0, waiter)
         results = workers.map([0, 1])

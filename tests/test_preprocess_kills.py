@@ -95,13 +95,14 @@ def test_a_lost_worker_is_one_line_and_no_process_is_left(corpus_dir: Path, tmp_
 
 
 @pytest.mark.slow
-def test_control_c_ends_all_quickly_and_quietly(corpus_dir: Path, tmp_path: Path) -> None:
+def test_control_c_ends_all_processes_quietly(corpus_dir: Path, tmp_path: Path) -> None:
     with start(arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=600) == 130
         error = process.communicate()[1]
     assert not any(map(is_running, workers))
+    assert not (tmp_path / "data").exists()
     assert error.split("\n")[-2:] == ["nmt-preprocess: interrupted", ""]
     assert "Traceback" not in error
 
