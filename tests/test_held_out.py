@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from preprocessing import WORDS, preprocess, read_back, read_report, run_and_die, tree, write_text
@@ -229,3 +230,24 @@ def test_the_whole_text_is_searched_if_the_candidates_have_few_sources(tmp_path:
     settings = ["data.split_by=src", "data.valid.num_pairs=30", VOCABULARY]
     data = preprocess(tmp_path / "d", train, settings)
     assert len(read_pairs(data, "valid")) == 30
+
+
+@pytest.mark.slow
+def test_a_second_scan_collects_no_more_candidates_than_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_limits = []
+
+    def scan(*arguments: Any) -> None:
+        key_limits.append(arguments[-1].held_out_below)
+        scan_text(*arguments)
+
+    scan_text = held_out.scan
+    monkeypatch.setattr(held_out, "scan", scan)
+    lines = [f"src{number % 4000}\ttgt{number}" for number in range(20_000)]
+    train = f"data.train.tsv={write_text(tmp_path / 'a.tsv', lines)}"
+    settings = ["data.split_by=src", "data.valid.num_pairs=100", VOCABULARY]
+    data = preprocess(tmp_path / "d", train, settings)
+    assert len(read_pairs(data, "valid")) == 100
+    assert len(key_limits) == 1, key_limits  # beside the first scan, which `plan.py` makes
+    assert key_limits[0] < 0.7 * NUM_KEYS, key_limits

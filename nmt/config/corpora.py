@@ -38,7 +38,7 @@ class SplitBy(str, Enum):
     """The text whose hash decides whether `num_pairs` takes a pair out of the training text."""
 
     pair = "pair"  # source and target
-    src = "src"  # the source: its translations never move between the sets
+    src = "src"  # the source; with a share, a sentence stays in its set with all its translations
     tgt = "tgt"  # the target
 
 

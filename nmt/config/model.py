@@ -132,7 +132,7 @@ class ModelConfig(Settings):
     tied_output: bool = option(True, "use the target embedding as the output matrix")
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
     alignment_heads: int | None = option(
-        None, "align words by the first heads only, this many; null: by all heads", low=1
+        None, "number of heads whose attention aligns words, the first ones; null: all", low=1
     )
     alignment_shift: bool = option(
         False,

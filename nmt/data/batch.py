@@ -21,9 +21,9 @@ MICRO_BATCH_TOKENS = 1024
 2 to 4 % slower.
 """
 _MICRO_BATCH_TIME = 60.0
-"""Time of a micro-batch on a CPU that does not depend on its size, in the time of one token."""
+"""Fixed time of a micro-batch on a CPU, as a multiple of the time of one token."""
 _ATTENTION_TIME = 0.002
-"""Time of attention between two positions on a CPU, padding included, in the time of one token."""
+"""Time of attention for a pair of positions, padding included, as a multiple of the same time."""
 
 
 def batch_cost(lengths: Lengths) -> int:

@@ -2,8 +2,9 @@
 
 Every pair has a key, a hash of its text (see `scan.py`). The pairs with the smallest keys are
 taken, so the choice depends only on the text. A share takes the pairs with keys in a fixed range,
-so that a later version of a text has the same held-out pairs, and new ones. A pair is skipped if it
-shares a sentence with a pair that is already taken. Training pairs that share a sentence with a
+so that a later version of a text has nearly the same held-out pairs, and new ones: a pair leaves
+only if it shares a sentence with a new held-out pair. A pair is skipped if it shares a sentence
+with a pair that is already taken. Training pairs that share a sentence with a
 held-out pair are left out of training, in corpora of every direction. Sentences are compared
 without case, punctuation and spaces.
 """
@@ -148,18 +149,26 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
 def _read_candidates(
     job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
 ) -> dict[int, _Pair]:
-    """Return the candidates by key. If the first scan found too few, scans again for all pairs."""
+    """Return the candidates by key. While there are too few, scans again with a higher limit."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    # if sizes are shares, the first scan found all pairs with keys below the share
-    are_shares = total_size < 1
-    has_all_candidates = are_shares or limits.held_out_below == NUM_KEYS
-    num_groups = num_held_out_groups(candidates, job.config.data.split_by)
-    has_too_few = num_groups < _num_candidates(total_size)
-    if not has_all_candidates and has_too_few:
-        stage = f"{stage} for held-out pairs"
-        scan(job, spans, stage, replace(limits, held_out_below=NUM_KEYS))
-        candidates = _merge_candidates(job, spans, stage)
+    if total_size < 1:  # shares: the first scan found all pairs with keys below the share
+        return candidates
+    num_needed = _num_candidates(total_size)
+    key_limit = limits.held_out_below
+    num_scans = 1
+    while key_limit < NUM_KEYS:
+        num_groups = num_held_out_groups(candidates, job.config.data.split_by)
+        if num_groups >= num_needed:
+            break
+        # the limit below which about twice as many as needed are expected
+        key_limit = min(NUM_KEYS, 2 * key_limit * num_needed // max(num_groups, 1))
+        num_scans += 1
+        scan_name = f"{stage} for held-out pairs"
+        if num_scans > 2:
+            scan_name += f", {num_scans - 1}"
+        scan(job, spans, scan_name, replace(limits, held_out_below=key_limit))
+        candidates = _merge_candidates(job, spans, scan_name)
     return candidates
 
 

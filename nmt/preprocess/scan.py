@@ -3,9 +3,10 @@ a sample for the tokenizer, the hashes of duplicates, and candidates for held-ou
 
 Every pair has two keys, which are uniform 64-bit hashes. The sample key is a hash of the seed, the
 corpus and the number of the pair. The sample consists of the pairs with the smallest sample keys
-(bottom-k sampling; Cohen and Kaplan, 2007). The held-out key is a hash of the text of the pair, or
-first of one of its sides (see `held_out_key`). Held-out sets consist of the pairs with the smallest
-held-out keys. Keys do not depend on the division of the text into spans.
+(bottom-k sampling; Cohen and Kaplan, 2007). The held-out key is a hash of the text of the pair;
+with `data.split_by=src` or `tgt`, its upper half is a hash of that side. Held-out sets consist of
+the pairs with the smallest held-out keys. Keys do not depend on the division of the text into
+spans.
 
 The scan writes the pairs with keys below a limit. The limit is estimated, because the number of
 pairs that the filters drop is not known before the scan. If too few pairs are left, `plan.py` and

@@ -131,7 +131,7 @@ class DaskWorkers(Workers[Item, Result]):
             try:
                 return future.result(timeout=_WAITING_LOG_SECONDS)
             except asyncio.TimeoutError:
-                if future.done():  # the error is perhaps of the function, as from a network disk
+                if future.done():  # the function itself may have raised a TimeoutError
                     return future.result()
                 if not self._client.nthreads():
                     log.info("waiting: the scheduler %s has no worker", self._scheduler)

@@ -1,4 +1,4 @@
-"""A `ProcessPoolExecutor` whose futures always end, even if a process is lost at a bad moment."""
+"""A `ProcessPoolExecutor` that notices every lost process while a result is awaited."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class SafeExecutor(ProcessPoolExecutor):
 
     A thread of the executor notices that a process was lost. It fails all futures with a
     `BrokenProcessPool` and ends the other processes. In Python 3.11, `submit` does not exclude this
-    thread, and a result that was sent only in part blocks it.
+    thread, and a result that was sent only in part blocks it. So await results with
+    `wait_for_result`, or call `fail_if_process_lost` regularly.
     """
 
     def __init__(self, max_workers: int, **options: Any) -> None:

@@ -31,7 +31,7 @@ _WRITE_SECONDS = 30.0
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
 _CLOSE_ONE_IN = 16
-"""When all connections are in use, a new one closes up to 1/16 of them if they are idle."""
+"""At the maximum number of connections, a new one closes up to 1/16 of them, if they are idle."""
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"

@@ -237,8 +237,8 @@ class BatchMaker:
         if self._device_type != "cpu":
             return [indices]
         if not np.array_equal(lengths, planned_lengths):
-            # A pair may have become much longer than its neighbors. With a larger limit, there are
-            # fewer micro-batches.
+            # A pair may have become much longer than its neighbors. The limit is larger, since each
+            # micro-batch has a fixed time.
             return divide_by_time(lengths, 3 * MICRO_BATCH_TOKENS // 2)
         num_micro_batches = math.ceil(batch_cost(lengths) / MICRO_BATCH_TOKENS)
         return np.array_split(indices, min(num_micro_batches, len(indices)))

@@ -340,7 +340,7 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of the target tokens, in nats."""
         num_tokens = batch.num_tokens  # padding comes after them
-        # the forward pass stores the attention weights of this key (docs/alignment.md)
+        # filled by the forward pass; of two passes, the second replaces the weights of the first
         attention_out: AttentionWeights | None = None
         if self.alignment_weight:
             attention_out = {alignment_attention(self.model): None}
@@ -373,7 +373,7 @@ class Objective(nn.Module):
             assert batch.alignment is not None
             probs = mean_alignment(weights, self.model.config)  # (B, T, S)
             if self.model.config.alignment_shift:
-                # the links of a token are those of the position that has it as its input, the next
+                # token t is aligned by the attention of position t + 1, whose input is token t
                 probs = probs[:, 1:]
             loss = loss + self.alignment_weight * alignment_loss(probs, batch.alignment)
         return loss, nll

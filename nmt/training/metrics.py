@@ -53,8 +53,8 @@ class Meter:
 class RunClock:
     """Measures the time of a run, with the time of earlier processes that trained it.
 
-    The CPU time is the sum over all threads of all ranks. Work that was lost in a kill is not
-    counted.
+    The CPU time is the sum over all threads of all ranks. Not counted are the time after the newest
+    record, when a run is resumed, and the time to load the data and the model.
     """
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
