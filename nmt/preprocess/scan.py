@@ -145,9 +145,11 @@ def held_out_key(src_form: str, tgt_form: str, split_by: SplitBy, seed: int) -> 
         return xxhash.xxh3_64_intdigest(f"{src_form}\n{tgt_form}".encode(), seed=seed)
     src_hash = xxhash.xxh3_64_intdigest(src_form.encode(), seed=seed)
     tgt_hash = xxhash.xxh3_64_intdigest(tgt_form.encode(), seed=seed)
-    upper_hash, lower_hash = src_hash, tgt_hash
+    upper_hash = src_hash
+    lower_hash = tgt_hash
     if split_by is SplitBy.tgt:
-        upper_hash, lower_hash = tgt_hash, src_hash
+        upper_hash = tgt_hash
+        lower_hash = src_hash
     upper_half = upper_hash // _NUM_HALF_KEYS
     return upper_half * _NUM_HALF_KEYS + lower_hash % _NUM_HALF_KEYS
 

@@ -129,7 +129,8 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     except RuntimeError as error:
         has_timed_out = re.search(r"[Tt]imed out|[Tt]imeout", str(error)) is not None
         is_from_gloo = "gloo" in str(error)  # gloo raises plain RuntimeErrors
-        if not (isinstance(error, dist.DistError) or is_from_gloo or has_timed_out):
+        is_from_peer = isinstance(error, dist.DistError) or is_from_gloo or has_timed_out
+        if not is_from_peer:
             raise
         problem = "the connection to another rank is lost"
         if has_timed_out:
@@ -138,7 +139,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         raise PeerError(
             f"{problem}; run the same command to continue from the newest checkpoint ({reason})"
         ) from error
-    # not in a `finally` block, since it waits forever if another rank is lost
+    # Not in a `finally` block: `destroy_process_group` waits forever if another rank is lost.
     dist.destroy_process_group()
 
 

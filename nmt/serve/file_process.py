@@ -32,7 +32,7 @@ from nmt.translate.results import LineResult
 
 _MAX_FILES = 32  # number of files in translation at the same time
 _MAX_FILES_PER_CLIENT = 8
-_MAX_READS = 4  # number of files that are read at the same time, of different clients
+_MAX_READS = 4  # number of files that are read at the same time, at most one of each client
 _MAX_TEXT_CHARACTERS = 1 << 18  # of a line, paragraph or cell; its tokens then take 10 MB
 _SAMPLE_CHARACTERS = 4000  # length of the start of a file from which its language is detected
 _RETRY_SECONDS = 10  # for clients that have too many open files
@@ -125,8 +125,8 @@ class OpenFile:
         """Kill the process, unless it could not be started."""
         if self._process.pid is not None:
             self._process.kill()
-            # Without `Process.close`, since a thread that starts another process may still read
-            # from the file descriptor of this one
+            # `Process.close` is not called: another thread, which starts a process, may still read
+            # from the file descriptor of this process.
             self._process.join()
         self._reader_connection.close()
 
@@ -154,19 +154,19 @@ class FileProcesses:
         self, client: str, name: str, content: bytes, options: ReadOptions
     ) -> AsyncIterator[OpenFile]:
         """Open a file of a client. Raises a 429 `HttpError` if too many are open."""
-        num_files = self._num_files_by_client
-        if num_files[client] >= _MAX_FILES_PER_CLIENT or num_files.total() >= _MAX_FILES:
+        counter = self._num_files_by_client
+        if counter[client] >= _MAX_FILES_PER_CLIENT or counter.total() >= _MAX_FILES:
             raise TooManyRequestsError("too many files at a time", retry_seconds=_RETRY_SECONDS)
         file = OpenFile(_FileReader(name, content, options), self._threads, self._timeout_seconds)
-        num_files[client] += 1
+        counter[client] += 1
         try:
             await file.start()
             yield file
         finally:
             file.close()
-            num_files[client] -= 1
-            if not num_files[client]:
-                del num_files[client]  # so that the counter does not grow with each client
+            counter[client] -= 1
+            if not counter[client]:
+                del counter[client]  # so that the counter does not grow with each client
 
     @contextlib.asynccontextmanager
     async def hold_read_slot(self, client: str) -> AsyncIterator[None]:

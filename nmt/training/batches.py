@@ -29,7 +29,7 @@ from nmt.model.fast.packing import Packing, pack
 from nmt.model.fast.transfer import to_device
 
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
-"""The rows of a filler, a batch of the first pair only.
+"""The rows of a filler, a batch that consists of the first training pair.
 
 Every rank has to run a batch in every update. If an update has no batch for a rank, the rank runs a
 filler, whose loss and gradient are set to 0.
@@ -176,7 +176,7 @@ class BatchMaker:
         noise: TokenNoise | None = None,
         aligner: WordAligner | None = None,
     ) -> None:
-        """Make batches for `device`: in host memory, which is page-locked for a GPU.
+        """Make batches for `device`. They are in host memory, page-locked if `device` is a GPU.
 
         With `guided_alignment`, batches have the alignment of their pairs from the data. `aligner`
         computes the alignment of pairs that augmentation or noise has changed, and of all pairs if
@@ -188,7 +188,8 @@ class BatchMaker:
         self.noise = noise
         self.aligner = aligner
         self.needs_alignment = config.guided_alignment > 0
-        self.src_starts = mark_word_starts(tokenizers.src)  # (V,)
+        # (V,) each: whether a token starts a word
+        self.src_starts = mark_word_starts(tokenizers.src)
         self.tgt_starts = mark_word_starts(tokenizers.tgt)
         self.sampling: SubwordSampling | None = None
         if config.subword_sampling:

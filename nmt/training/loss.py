@@ -74,7 +74,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
-        # Where oneDNN is the faster library, use it, although it cannot add to an existing tensor.
+        # oneDNN cannot add a product to an existing tensor. Where it is the faster library, the
+        # product is computed first and added afterwards.
         can_add_in_place = torch.compiler.is_compiling() or not is_onednn_faster()
         # autocast would round the weight again for every chunk
         with torch.autocast(device_type, enabled=False):
@@ -137,7 +138,8 @@ def eager_softmax_loss(
         used_size = logits.size(1)
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
-    # log p_v = logits_v - log_normalizer for every token v, here for the most probable one (N, 1)
+    # The log of the sum of exp(logits), (N, 1). For each token, it is the logit minus log p; here
+    # it is computed from the most probable token.
     log_normalizer = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
     uniform_loss = log_normalizer.sum() - logits[:, :used_size].mean(-1).sum()
@@ -189,7 +191,8 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
         log_probs = log_probs.view(-1, 2, logits.size(1))  # (N / 2, 2, V)
         log_ratio = log_probs - log_probs.flip(1)
-        # in place, to save memory: these are the largest tensors of an update
+        # In place, to save memory: these are the largest tensors of an update. So `log_probs` and
+        # `log_ratio` are not used after these two lines.
         probs = log_probs.exp_()
         kl_terms = log_ratio.mul_(probs)
         kl = kl_terms.sum(-1, keepdim=True)  # divergence of each pass from the other, (N / 2, 2, 1)
@@ -223,6 +226,7 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         probs = log_probs.exp()  # (N / 2, V)
         log_ratio = log_probs - log_probs_cut
         kl = (probs * log_ratio).sum(-1, keepdim=True)  # (N / 2, 1)
+        # the gradient of KL(p || p_cut) with respect to the logits of each pass
         grad_whole = grad_whole + alpha * probs * (log_ratio - kl)
         grad_cut = alpha * (log_probs_cut.exp() - probs)
         grad_logits = torch.stack([grad_whole, grad_cut], dim=1).view_as(logits)  # (N, V)

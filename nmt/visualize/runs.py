@@ -130,7 +130,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
         title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"
     if len(groups) < len(runs):
         title += "; bands: standard deviation over seeds"
-    if len(groups) == 1 and len(runs) > 1:  # there is no legend with the name
+    if len(groups) == 1 and len(runs) > 1:  # a single group has no legend that names it
         title = f"{group_names[0]}: {title}"
     num_legend_columns = 0
     num_legend_lines = 0
@@ -194,7 +194,7 @@ def _draw_curves(
     labels: dict[str, str],
     x_axis: RunAxis,
 ) -> float:
-    """Draw the metrics `labels`: their keys in metrics.jsonl and the labels of their curves.
+    """Draw a curve for each metric in `labels`, which maps keys of metrics.jsonl to labels.
 
     A single group has a color for each metric, and several groups have a color each. Returns the
     highest value of all curves without their first tenths.
@@ -255,7 +255,7 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
     pair_axes.margins(x=0.2)
-    pair_axes.set_ylim(-2, len(counts) + 1)  # with the empty rows, few bars are not very thick
+    pair_axes.set_ylim(-2, len(counts) + 1)  # empty rows, so that one or two bars are not too thick
     return figure
 
 
