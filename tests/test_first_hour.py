@@ -180,6 +180,8 @@ def test_an_installed_package_says_that_scripts_are_in_the_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    download = "curl --fail -o a.zip https://example.org/a.zip"
+    assert script_command(download) == download
     scripts = script_command("python scripts/fetch_homeassistant.py --src en")
     assert scripts.endswith("/scripts/fetch_homeassistant.py --src en")
     monkeypatch.setattr(commands, "__file__", str(tmp_path / "nmt/cli/commands.py"))

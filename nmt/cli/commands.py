@@ -416,8 +416,11 @@ def script_command(command: str) -> str:
     SCRIPT is relative to the root of the checkout. If there is no such file in the current folder,
     the path becomes absolute. `python` becomes the Python that runs nmt. If nmt is installed
     without its scripts, returns the command with a note that it runs in a clone of the repository.
+    Commands of other programs are returned unchanged.
     """
     program, script, *arguments = shlex.split(command)
+    if program != "python":
+        return command
     if not Path(script).is_file():
         absolute_script = Path(__file__).parents[2] / script
         if not absolute_script.is_file():
