@@ -23,7 +23,7 @@ from work import half_sender, refuser, sleeper
 from nmt.errors import DataError, NmtError
 from nmt.runtime import executor
 from nmt.runtime.cluster import open_workers
-from nmt.runtime.executor import SafeExecutor
+from nmt.runtime.executor import CrashSafeExecutor
 from nmt.runtime.pool import Processes, count_workers
 
 
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_while_it_sends_a_result_is_the_same_line(
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_canceled_item_does_not_keep_others_from_failing() -> None:
-    with SafeExecutor(1) as executor:
+    with CrashSafeExecutor(1) as executor:
         futures = [executor.submit(time.sleep, 600.0) for _ in range(5)]
         assert futures[3].cancel()
         [process] = executor._processes.values()

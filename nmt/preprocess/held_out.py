@@ -161,7 +161,7 @@ def _read_candidates(
         num_groups = num_held_out_groups(candidates, job.config.data.split_by)
         if num_groups >= num_needed:
             break
-        # the limit below which about twice as many as needed are expected
+        # twice the limit below which the needed number is expected
         key_limit = min(NUM_KEYS, 2 * key_limit * num_needed // max(num_groups, 1))
         num_scans += 1
         scan_name = f"{stage} for held-out pairs"

@@ -14,10 +14,10 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 CHECK_SECONDS = 1.0
-"""Interval between two checks whether a process was lost, while a result is awaited."""
+"""How often to check whether a process was lost, while a result is awaited."""
 
 
-class SafeExecutor(ProcessPoolExecutor):
+class CrashSafeExecutor(ProcessPoolExecutor):
     """A `ProcessPoolExecutor` in which every future fails after a process was lost.
 
     A thread of the executor notices that a process was lost. It fails all futures with a

@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
 from nmt.errors import NmtError
-from nmt.runtime.executor import SafeExecutor
+from nmt.runtime.executor import CrashSafeExecutor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -90,7 +90,7 @@ class Processes(Workers[Item, Result]):
         worker_indices = context.SimpleQueue()
         for index in range(num_workers):
             worker_indices.put(index)
-        self._executor = SafeExecutor(
+        self._executor = CrashSafeExecutor(
             num_workers,
             mp_context=context,
             initializer=_start_worker,

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from weakref import WeakKeyDictionary, WeakSet
 
 from nmt.data.tokenizer import Tokenizers
-from nmt.runtime.executor import CHECK_SECONDS, SafeExecutor
+from nmt.runtime.executor import CHECK_SECONDS, CrashSafeExecutor
 from nmt.serve.file_process import FORK_CONTEXT, prepare_forked_process
 from nmt.serve.queues import BatchOptions
 from nmt.translate.options import LineOptions
@@ -30,7 +30,7 @@ class TextEncoder:
     """
 
     def __init__(self) -> None:
-        self._executors: WeakKeyDictionary[Translator, SafeExecutor] = WeakKeyDictionary()
+        self._executors: WeakKeyDictionary[Translator, CrashSafeExecutor] = WeakKeyDictionary()
         self._used: WeakSet[Translator] = WeakSet()  # since the last call of `end_idle_processes`
         self._num_running = 0  # number of texts that processes encode
 
@@ -48,7 +48,7 @@ class TextEncoder:
             return encode_window(window, translator.tokenizer, line_options)
         executor = self._executors.get(translator)
         if executor is None:
-            executor = SafeExecutor(
+            executor = CrashSafeExecutor(
                 1,
                 mp_context=FORK_CONTEXT,
                 initializer=_initialize_process,
@@ -83,7 +83,9 @@ class TextEncoder:
             executor.shutdown(wait=False, cancel_futures=True)
 
 
-async def _wait_for_result(executor: SafeExecutor, future: Future[EncodedWindow]) -> EncodedWindow:
+async def _wait_for_result(
+    executor: CrashSafeExecutor, future: Future[EncodedWindow]
+) -> EncodedWindow:
     """Return the result of a future. If the call is canceled, cancels the future."""
     result = asyncio.wrap_future(future)
     try:

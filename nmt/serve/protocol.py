@@ -159,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
             has_started = self.cycle.response_started
             self.cycle.disconnected = True  # so that the application writes no response
             self.cycle.message_event.set()
-        # If a response has begun, or an earlier request waits for its response, the client would
+        # If a response has started, or an earlier request waits for its response, the client would
         # take a response with status 400 for a part of it.
         is_ambiguous = has_started or bool(self.pipeline)
         if is_ambiguous:

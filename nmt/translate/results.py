@@ -190,7 +190,7 @@ def apply_cases(results: Sequence[LineResult], cases: Sequence[str]) -> list[Lin
     """Give the translations of each line the case of the line.
 
     `cases` has the results of `nmt.translate.recasing.find_case` for the source lines: "upper",
-    "title", or "" for a line whose translations stay as they are.
+    "title", or "" for a line whose translations do not change.
     """
     cased_results = list(results)
     for i, case in enumerate(cases):

@@ -130,8 +130,8 @@ def mean_curve(
     return positions, means, deviations
 
 
-def require_positions(records: Records, run_dir: Path, x_axis: RunAxis) -> None:
-    """Raise `DataError` if a run has no positions on the x-axis."""
+def check_has_times(records: Records, run_dir: Path, x_axis: RunAxis) -> None:
+    """Raise `DataError` if the x-axis shows hours that the run has not recorded."""
     if x_axis is RunAxis.update:
         return
     num_measured = len(_records_with(records, _SECONDS_KEYS[x_axis]))

@@ -19,11 +19,11 @@ from nmt.runtime.metadata import read_json
 from nmt.training.trackers import TrackerThread, close_trackers, installed_trackers
 from nmt.visualize.run_table import (
     Records,
+    check_has_times,
     find_runs,
     group_by_seed,
     mean_curve,
     read_metrics,
-    require_positions,
     run_table,
     summarize_run,
 )
@@ -107,7 +107,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     folders = find_runs(config.run_dir)
     runs = [read_metrics(folder) for folder in folders]
     for folder, records in zip(folders, runs, strict=True):
-        require_positions(records, folder, config.x_axis)
+        check_has_times(records, folder, config.x_axis)
     names = _display_names(folders, style)
     newest_update = max(records[-1]["update"] for records in runs)
     index_groups = [[0]]  # groups of indices of runs; here a single run
