@@ -1,4 +1,4 @@
-"""Corpora with scores: formats, filter.min_score, duplicates, rules for pairs, the dual score."""
+"""Corpora with scores: formats, filter.min_score, duplicates, rules for pairs, scores of pairs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dirt import clean_and_filter, make_chunk
 from exporting import random_model, short_sentences
@@ -28,6 +29,7 @@ from nmt.preprocess.text_rules import (
     letter_share,
     longest_word,
 )
+from nmt.translate.contrast import OtherLines
 
 Pairs = list[tuple[str, str]]
 SMALL = ["tokenizer.vocab_size=290", "num_threads=1", "shard_pairs=40"]
@@ -286,8 +288,71 @@ def test_dual_scores_follow_from_the_cross_entropies_of_both_models(
     files = [f"model_dir={forward}", f"src={src}", f"tgt={tgt}", "device=cpu"]
     for options, message in (
         (["measure=dual"], "measure=dual: needs reverse_model=FOLDER"),
-        ([f"reverse_model={reverse}"], "only works with measure=dual or format=json"),
+        (
+            [f"reverse_model={reverse}"],
+            "only works with measure=dual, measure=contrast or format=json",
+        ),
         (["measure=dual", f"reverse_model={forward}"], "the model translates xx to yy"),
     ):
         assert command("score", *files, *options) == 2
         assert message in capsys.readouterr().err
+
+
+# the contrast with other lines
+
+
+def test_other_lines_differ_from_the_line_and_have_about_its_length() -> None:
+    window = ["a", "bb", "a", "ccc", "dddd", " "]
+    other_lines = OtherLines(2)
+    first_choice, second_choice = other_lines.choose(window)
+    assert first_choice == ["bb", "ccc", "bb", "dddd", " ", "a"]
+    assert second_choice == ["ccc", "dddd", "ccc", " ", "a", "bb"]
+    # the next window has one line, so its other lines are from the window before
+    assert other_lines.choose(["ee"]) == [["ccc"], ["dddd"]]
+    assert OtherLines(5).choose(["a", "bb"]) == [["bb", "a"]]
+    with pytest.raises(ConfigError, match="needs at least two different lines"):
+        OtherLines(2).choose(["a", "a"])
+
+
+@pytest.mark.slow
+def test_contrast_is_the_difference_to_the_scores_with_other_lines(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = random_model(tmp_path / "forward", tokenizer)
+    random_weights = random_model(tmp_path / "other", tokenizer, seed=4)
+    reverse = swap_languages(random_weights, tmp_path / "reverse", tokenizer)
+    sources = short_sentences(30)
+    targets = list(reversed(sources))
+
+    def score(model: Path, sources: list[str], targets: list[str], *options: str) -> list[str]:
+        src = write_lines(tmp_path / "src", sources)
+        tgt = write_lines(tmp_path / "tgt", targets)
+        output = tmp_path / "scores"
+        files = [f"src={src}", f"tgt={tgt}", f"output={output}", "device=cpu"]
+        assert command("score", f"model_dir={model}", *files, *options) == 0
+        return output.read_text(encoding="utf-8").splitlines()
+
+    def per_token(model: Path, sources: list[str], targets: list[str]) -> Any:
+        return np.array(list(map(float, score(model, sources, targets, "measure=per_token"))))
+
+    contrast = per_token(forward, sources, targets)
+    for other_sources in OtherLines(3).choose(sources):
+        contrast -= per_token(forward, other_sources, targets) / 3
+    reverse_contrast = per_token(reverse, targets, sources)
+    for other_targets in OtherLines(3).choose(targets):
+        reverse_contrast -= per_token(reverse, other_targets, sources) / 3
+    options = ["measure=contrast", "negatives=3"]
+    one_model = score(forward, sources, targets, *options)
+    assert list(map(float, one_model)) == pytest.approx(contrast, abs=1e-4)
+    options.append(f"reverse_model={reverse}")
+    both_models = score(forward, sources, targets, *options)
+    expected = (contrast + reverse_contrast) / 2
+    assert list(map(float, both_models)) == pytest.approx(expected, abs=1e-4)
+    assert np.abs(expected - contrast).max() > 0.01
+    records = score(forward, sources, targets, *options, "format=json")
+    assert [str(json.loads(line)["contrast"]) for line in records] == both_models
+    files = [f"src={tmp_path / 'src'}", f"tgt={tmp_path / 'tgt'}", "device=cpu"]
+    write_lines(tmp_path / "src", ["a"] * 3)
+    write_lines(tmp_path / "tgt", ["b", "c", "d"])
+    assert command("score", f"model_dir={forward}", *files, "measure=contrast") == 2
+    assert "needs at least two different lines" in capsys.readouterr().err

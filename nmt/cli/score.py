@@ -10,6 +10,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from nmt.cli.streams import find_output, open_output
 from nmt.cli.translate import load_translator
 from nmt.config import Engine, OutputFormat, ScoreConfig, ScoreMeasure
@@ -19,6 +22,7 @@ from nmt.data.word_alignment import link_words
 from nmt.runtime.distributed import set_num_threads
 from nmt.runtime.files import replace_file
 from nmt.search.hypotheses import Hypothesis
+from nmt.translate.contrast import OtherLines
 from nmt.translate.reverse_model import ReverseModel
 from nmt.translate.translator import Translator
 
@@ -59,13 +63,7 @@ def _score_pairs(
     pairs: Iterator[tuple[str, str]], translator: Translator, config: ScoreConfig
 ) -> Iterator[dict[str, Any]]:
     """Score pairs in windows of `window_lines`, and yield the JSON record of each pair."""
-    search = translator.search_config(**config.search_changes())
-    translator.backend.check(search, scoring=True)
-    tags = translator.choose_tags(**config.language_options)
-    reverse_model = None
-    if config.reverse_model is not None:
-        languages = translator.find_languages(tags)
-        reverse_model = ReverseModel(config.reverse_model, languages, config.device)
+    scorer = _WindowScorer(translator, config)
     first_line = 0
     while True:
         window = list(islice(pairs, config.window_lines))
@@ -73,39 +71,112 @@ def _score_pairs(
             break
         sources = [source for source, _ in window]
         targets = [target for _, target in window]
-        hypotheses = translator.score_hypotheses(
+        yield from scorer.score(sources, targets, first_line)
+        first_line += len(window)
+
+
+class _WindowScorer:
+    """Scores the pairs of a text, window by window.
+
+    Raises a `ConfigError` if the model or the reverse model cannot score as `config` says.
+    """
+
+    def __init__(self, translator: Translator, config: ScoreConfig) -> None:
+        self._translator = translator
+        self._config = config
+        self._search = translator.search_config(**config.search_changes())
+        translator.backend.check(self._search, scoring=True)
+        self._tags = translator.choose_tags(**config.language_options)
+        self._reverse_model = None
+        if config.reverse_model is not None:
+            languages = translator.find_languages(self._tags)
+            self._reverse_model = ReverseModel(config.reverse_model, languages, config.device)
+        self._other_sources = OtherLines(config.negatives)
+        self._other_targets = OtherLines(config.negatives)
+
+    def score(
+        self, sources: list[str], targets: list[str], first_line: int
+    ) -> list[dict[str, Any]]:
+        """Score the pairs of a window, and return their JSON records.
+
+        `first_line` is the number of lines before the window, for error messages.
+        """
+        hypotheses = self._score_targets(sources, targets, first_line)
+        records = []
+        for source, hypothesis in zip(sources, hypotheses, strict=True):
+            record = _to_record(source, hypothesis, self._translator, self._tags)
+            if self._config.measure is ScoreMeasure.alignment and "alignment" in record:
+                # replaces the source position of each target token by a text such as "0-0 1-2"
+                record["alignment"] = _link_words(record, self._translator, self._tags)
+            records.append(record)
+        if self._reverse_model is not None:
+            reverse_hypotheses = self._reverse_model.score(sources, targets, first_line=first_line)
+            for record, reverse_hypothesis in zip(records, reverse_hypotheses, strict=True):
+                record |= _measure_both_directions(record["per_token"], reverse_hypothesis)
+        if self._config.measure is ScoreMeasure.contrast:
+            self._add_contrast(records, sources, targets, first_line)
+        return records
+
+    def _score_targets(
+        self, sources: Sequence[str], targets: Sequence[str], first_line: int
+    ) -> list[Hypothesis]:
+        """Return the targets of pairs as hypotheses of the model."""
+        return self._translator.score_hypotheses(
             sources,
             targets,
-            search,
+            self._search,
             first_line=first_line,
-            max_tokens=config.max_tokens,
-            **config.language_options,
+            max_tokens=self._config.max_tokens,
+            **self._config.language_options,
         )
-        reverse_hypotheses: Sequence[Hypothesis | None] = [None] * len(window)
-        if reverse_model is not None:
-            reverse_hypotheses = reverse_model.score(sources, targets, first_line=first_line)
-        first_line += len(window)
-        for source, hypothesis, reverse_hypothesis in zip(
-            sources, hypotheses, reverse_hypotheses, strict=True
-        ):
-            record = _to_record(source, hypothesis, translator, tags)
-            if reverse_hypothesis is not None:
-                record |= _measure_both_directions(hypothesis, reverse_hypothesis)
-            if config.measure is ScoreMeasure.alignment and "alignment" in record:
-                # replaces the source position of each target token by a text such as "0-0 1-2"
-                record["alignment"] = _link_words(record, translator, tags)
-            yield record
+
+    def _add_contrast(
+        self,
+        records: Sequence[dict[str, Any]],
+        sources: Sequence[str],
+        targets: Sequence[str],
+        first_line: int,
+    ) -> None:
+        """Add `contrast` to each record.
+
+        For one model, it is log P(target|source) per token, minus its mean with other sources. A
+        reverse model does the same with other targets, and `contrast` is the mean of both models.
+        """
+        other_scores = []
+        for other_sources in self._other_sources.choose(sources):
+            other_scores.append(self._score_targets(other_sources, targets, first_line))
+        contrasts = _compare([record["per_token"] for record in records], other_scores)
+        if self._reverse_model is not None:
+            other_scores = []
+            for other_targets in self._other_targets.choose(targets):
+                other_scores.append(
+                    self._reverse_model.score(sources, other_targets, first_line=first_line)
+                )
+            reverse_scores = [record["reverse_per_token"] for record in records]
+            reverse_contrasts = _compare(reverse_scores, other_scores)
+            contrasts = (contrasts + reverse_contrasts) / 2
+        for record, contrast in zip(records, contrasts.tolist(), strict=True):
+            record["contrast"] = contrast
 
 
-def _measure_both_directions(
-    hypothesis: Hypothesis, reverse_hypothesis: Hypothesis
-) -> dict[str, float]:
+def _compare(
+    scores: Sequence[float], other_scores: Sequence[Sequence[Hypothesis]]
+) -> npt.NDArray[np.float64]:
+    """Return the scores per token (N,), minus the mean of `other_scores` of the same lines."""
+    other_per_token = np.array(
+        [[_per_token(hypothesis) for hypothesis in hypotheses] for hypotheses in other_scores]
+    )  # (number of other lines, N)
+    difference: npt.NDArray[np.float64] = np.array(scores) - other_per_token.mean(axis=0)
+    return difference
+
+
+def _measure_both_directions(per_token: float, reverse_hypothesis: Hypothesis) -> dict[str, float]:
     """Return the measures of a pair that need the reverse model.
 
-    `dual` is exp(-(|Ha - Hb| + (Ha + Hb) / 2)) for the cross-entropies Ha and Hb of both models,
-    in nats per token, as in Junczys-Dowmunt (2018).
+    `per_token` is log P(target|source) per token. `dual` is exp(-(|Ha - Hb| + (Ha + Hb) / 2)) for
+    the cross-entropies Ha and Hb of both models, in nats per token, as in Junczys-Dowmunt (2018).
     """
-    entropy = -_per_token(hypothesis)
+    entropy = -per_token
     reverse_entropy = -_per_token(reverse_hypothesis)
     difference = abs(entropy - reverse_entropy)
     mean_entropy = (entropy + reverse_entropy) / 2

@@ -42,6 +42,8 @@ class ScoreMeasure(str, Enum):
     score = "score"  # the score that search ranks by: normalized, with rewards and penalties
     # from 0 to 1: agreement with a model of the reverse direction, Junczys-Dowmunt (2018)
     dual = "dual"
+    # in nats per token: how much more likely the target is with its source than with other sources
+    contrast = "contrast"
     alignment = "alignment"  # links of words, such as 0-0 1-2
 
 
@@ -254,12 +256,16 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
     measure: ScoreMeasure = option(
         ScoreMeasure.log_prob,
         "log_prob (sum over tokens), per_token (mean), score (as search ranks), dual (agreement "
-        "with reverse_model, 0 to 1) or alignment (linked words, such as 0-0 1-2)",
+        "with reverse_model, 0 to 1), contrast (per_token minus its mean with other sources) or "
+        "alignment (linked words, such as 0-0 1-2)",
+    )
+    negatives: int = option(
+        2, "other lines that measure=contrast pairs with each line of both sides", low=1
     )
     reverse_model: list[str] | None = option(
         None,
-        "run, checkpoint or model folder that translates back, for measure=dual; several folders "
-        "are an ensemble",
+        "run, checkpoint or model folder that translates back, for measure=dual or contrast; "
+        "several folders are an ensemble",
     )
     format: OutputFormat = option(OutputFormat.text, "text, or json with all measures")
     alignment: bool | None = override_search_setting("alignment")
@@ -291,9 +297,9 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
         `format=text` writes only the result that `measure` selects.
         """
         if self.reverse_model is not None:
-            is_dual = self.measure is ScoreMeasure.dual
-            problem = "only works with measure=dual or format=json"
-            self.require(is_dual, "reverse_model", problem)
+            is_used = self.measure in (ScoreMeasure.dual, ScoreMeasure.contrast)
+            problem = "only works with measure=dual, measure=contrast or format=json"
+            self.require(is_used, "reverse_model", problem)
         if self.alignment:
             writes_alignment = self.measure is ScoreMeasure.alignment
             problem = "needs format=json, or measure=alignment"
