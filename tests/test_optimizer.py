@@ -298,9 +298,18 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
         assert_near(weight.detach().double(), expected, name, atol=2e-5, rtol=1e-4)
 
 
-def test_schedule_free_steps_and_averages_equal_the_authors_package_bit_for_bit() -> None:
+@pytest.mark.parametrize("averaging_power", [0, 1.5])
+def test_schedule_free_steps_and_averages_equal_the_authors_package_bit_for_bit(
+    averaging_power: float,
+) -> None:
     schedulefree = pytest.importorskip("schedulefree")
-    settings = config(**SCHEDULE_FREE, warmup_steps=10, peak_learning_rate=0.01, weight_decay=0.1)
+    settings = config(
+        **SCHEDULE_FREE,
+        warmup_steps=10,
+        peak_learning_rate=0.01,
+        weight_decay=0.1,
+        averaging_power=averaging_power,
+    )
     model = tiny_model()
     reference_model = copy.deepcopy(model)
     (optimizer,) = make_optimizers(model, settings.optimizer)
@@ -315,6 +324,7 @@ def test_schedule_free_steps_and_averages_equal_the_authors_package_bit_for_bit(
         eps=1e-9,
         weight_decay=0.1,
         warmup_steps=10,
+        r=averaging_power,
         foreach=False,
     )
     draw = torch.Generator().manual_seed(0)

@@ -52,6 +52,12 @@ class OptimizerConfig(Settings):
         0.0, "decay of matrices, times the learning rate; not for adam", low=0
     )
     momentum: float = option(0.95, "muon: decay of the mean of gradients", low=0, below=1)
+    averaging_power: float = option(
+        0.0,
+        "schedule_free: the average weights update t by t to this power; larger numbers forget old "
+        "weights sooner",
+        low=0,
+    )
     warmup_steps: int = option(4000, "updates during which the learning rate rises", low=1)
     peak_learning_rate: float | None = option(
         None,
@@ -76,6 +82,9 @@ class OptimizerConfig(Settings):
             is_constant = self.schedule is Schedule.constant
             self.require(is_constant, "name", "needs optimizer.schedule=constant")
             self.require(self.beta1 > 0, "beta1", "schedule_free needs a number above 0")
+        else:
+            problem = "needs optimizer.name=schedule_free"
+            self.require(self.averaging_power == 0, "averaging_power", problem)
         peak = self.peak_learning_rate
         if self.schedule is Schedule.inverse_sqrt:
             problem = (

@@ -186,8 +186,9 @@ class ScheduleFree(torch.optim.Optimizer):
     Each parameter has three values:
 
     - z takes the steps of Adam without momentum. The state of the optimizer holds z.
-    - x is the average of all z, weighted by the squared learning rate, so that warm-up has a small
-      share. x is not stored, but computed from y and z.
+    - x is the average of all z. The weight of the z of update t is the squared learning rate, so
+      that warm-up has a small share, times t to the power of `averaging_power`, which makes the
+      average forget old z sooner. x is not stored, but computed from y and z.
     - y = (1 - beta1) * z + beta1 * x is the weight in the model. Gradients are computed at y.
     """
 
@@ -200,19 +201,27 @@ class ScheduleFree(torch.optim.Optimizer):
             "weight_sum": 0.0,  # sum of the weights of all z in x
         }
         super().__init__(params, defaults)
+        self._averaging_power = config.averaging_power
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all weights that have a gradient. `closure` is not used."""
         for group in self.param_groups:
             group["num_steps"] += 1
-            group["weight_sum"] += group["lr"] ** 2
+            z_weight = group["lr"] ** 2 * group["num_steps"] ** self._averaging_power
+            group["weight_sum"] += z_weight
+            z_share = 0.0
+            if z_weight > 0:
+                z_share = z_weight / group["weight_sum"]
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._update_weight(weight, group)
+                    self._update_weight(weight, group, z_share)
 
-    def _update_weight(self, weight: Tensor, group: dict[str, Any]) -> None:
-        """Make one step with a weight, which holds y, and with its state."""
+    def _update_weight(self, weight: Tensor, group: dict[str, Any], z_share: float) -> None:
+        """Make one step with a weight, which holds y, and with its state.
+
+        `z_share` is the share of the new z in the average x.
+        """
         assert weight.grad is not None
         state = self.state[weight]
         if not state:
@@ -226,9 +235,6 @@ class ScheduleFree(torch.optim.Optimizer):
         denominator = (mean_square / bias_correction).sqrt_().add_(group["eps"])
         direction = weight.grad / denominator
         direction.add_(weight, alpha=group["weight_decay"])
-        z_share = 0.0  # share of the new z in the average x
-        if lr > 0:
-            z_share = lr**2 / group["weight_sum"]
         # With d = direction and c = z_share, the new values are
         # z' = z - lr * d
         # x' = (1 - c) * x + c * z'
