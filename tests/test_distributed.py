@@ -45,6 +45,7 @@ from nmt.data.binary import HeldOutText
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DeviceError
+from nmt.model.fast.layers import is_bfloat16_faster
 from nmt.runtime.distributed import (
     World,
     broadcast_from_main,
@@ -58,7 +59,7 @@ from nmt.runtime.distributed import (
 )
 from nmt.training import validation
 from nmt.training.build import Run
-from nmt.training.learner import Learner, UpdateResult
+from nmt.training.learner import Learner, UpdateResult, choose_training_dtype
 
 CPU = torch.device("cpu")
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
@@ -374,6 +375,31 @@ def test_a_cpu_has_every_format_and_float32_by_default() -> None:
         match="dtype=float16: the device mps of this machine does not support it; use dtype=flo",
     ):
         find_dtype(DType.float16, torch.device("mps"))
+
+
+def test_auto_trains_in_bfloat16_on_a_cpu_that_is_faster_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_faster, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr("nmt.training.learner.is_bfloat16_faster", lambda x=is_faster: x)
+        assert choose_training_dtype(DType.auto, CPU) is expected
+        assert choose_training_dtype(DType.float32, CPU) is torch.float32
+        assert choose_training_dtype(DType.bfloat16, CPU) is torch.bfloat16
+
+
+def test_bfloat16_is_faster_on_cpus_with_its_instructions_that_are_not_from_intel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for has_instructions, suits_onednn, expected in (
+        (True, True, True),
+        (True, False, False),  # an Intel CPU, which multiplies bfloat16 numbers more slowly
+        (False, True, False),
+    ):
+        monkeypatch.setattr(
+            "torch.cpu._is_avx512_bf16_supported", lambda x=has_instructions: x, raising=False
+        )
+        monkeypatch.setattr("nmt.model.fast.layers.is_onednn_faster", lambda x=suits_onednn: x)
+        assert is_bfloat16_faster.__wrapped__() is expected
 
 
 def test_a_cpu_without_instructions_for_half_formats_is_told_what_is_faster(

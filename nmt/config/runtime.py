@@ -15,7 +15,9 @@ DTYPE_HELP = "number format of matrix multiplications: float32, bfloat16, float1
 class DType(str, Enum):
     """Number format of matrix multiplications; weights, softmax, loss and scores stay float32."""
 
-    auto = "auto"  # bfloat16 on a GPU that supports it, else float32
+    # bfloat16 on a GPU that supports it, and in training on a CPU that is faster with it; float32
+    # elsewhere
+    auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"  # training scales the loss, because small gradients would become zero

@@ -226,6 +226,19 @@ def has_bfloat16_kernels() -> bool:
     return False
 
 
+@functools.cache
+def is_bfloat16_faster() -> bool:
+    """Return whether training in bfloat16 is faster than in float32 on this CPU.
+
+    AMD's CPUs with AVX512-BF16 train in bfloat16 1.6 to 1.75 times as fast as in float32, and an
+    Intel CPU with it 0.7 times as fast. Intel's CPUs with AMX were not measured.
+    """
+    has_instructions = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # may be missing
+    if has_instructions is None or not has_instructions():
+        return False
+    return is_onednn_faster()  # false for CPUs of Intel
+
+
 def cache_rounded_weights(model: nn.Module) -> None:
     """Let linear layers keep bfloat16 copies of their weights until the weights change.
 
