@@ -71,6 +71,19 @@ def test_containers_and_the_systemd_unit_use_settings_of_nmt_serve() -> None:
     assert re.search("^USER 1000$", container, re.M)
 
 
+def test_containers_are_built_from_the_package_without_data_and_keys() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines
+    included = {line[1:] for line in lines if line.startswith("!")}
+    assert included >= {"nmt", "configs", "pyproject.toml", "setup.cfg", "constraints.txt"}
+    setup = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    files = re.findall(r"^(?:long_description = file:|license_files =) (\S+)$", setup, re.M)
+    assert len(files) == 2
+    assert included >= set(files)
+    for private in ("data", "runs", "docs", ".venv", ".git"):
+        assert private not in included, private
+
+
 @pytest.mark.slow
 def test_ci_ends_a_step_that_ignores_sigterm(tmp_path: Path) -> None:
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
