@@ -132,6 +132,7 @@ class Learner:
             compiler=make_compiler(should_compile, device),
             used_size=batch_maker.tokenizers.tgt.used_size,  # number of ids that occur
             src_eos_id=batch_maker.tokenizers.src.eos_id,
+            tgt_bos_id=batch_maker.tokenizers.tgt.bos_id,
         )
 
     # --- state

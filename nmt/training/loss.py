@@ -237,13 +237,16 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 
 
 @contextmanager
-def cut_embeddings(model: FastTransformer, src_eos_id: int) -> Iterator[None]:
-    """Set the embeddings of random tokens to 0 during the block, except for the source's EOS."""
+def cut_embeddings(model: FastTransformer, *, src_eos_id: int, tgt_bos_id: int) -> Iterator[None]:
+    """Set the embeddings of random tokens to 0 during the block.
+
+    The EOS of sources and the BOS of targets are never cut, as in the code of Gao et al.
+    """
 
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         ids = inputs[0]
         is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
-        is_cut &= ids != src_eos_id
+        is_cut &= (ids != src_eos_id) & (ids != tgt_bos_id)
         return embedded.masked_fill(is_cut.unsqueeze(-1), 0.0)
 
     hooks = [model.embedding.register_forward_hook(cut)]
@@ -308,6 +311,7 @@ class Objective(nn.Module):
         compiler: Compiler | None = None,
         used_size: int | None = None,
         src_eos_id: int = -1,
+        tgt_bos_id: int = -1,
     ) -> None:
         """Choose the loss, and compile it and the forward pass with `compiler`, if there is one.
 
@@ -319,7 +323,8 @@ class Objective(nn.Module):
             guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
             compiler: compiles the training; without gradients, the model runs uncompiled.
             used_size: number of ids before the padding of the vocabulary; by default all.
-            src_eos_id: id whose embedding SimCut never cuts.
+            src_eos_id: id of EOS in sources, which SimCut never cuts.
+            tgt_bos_id: id of BOS in targets, which SimCut never cuts.
         """
         super().__init__()
         self.model = model
@@ -327,6 +332,7 @@ class Objective(nn.Module):
         self.num_passes = 2 if r_drop or simcut else 1
         self.has_cut_pass = simcut > 0  # whether the second pass has embeddings set to 0
         self.src_eos_id = src_eos_id
+        self.tgt_bos_id = tgt_bos_id
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax_loss: SoftmaxLoss = partial(eager_softmax_loss, used_size=used_size)
@@ -352,7 +358,9 @@ class Objective(nn.Module):
         for pass_index in range(self.num_passes):  # each draws new dropout
             cutting: AbstractContextManager[None] = nullcontext()
             if self.has_cut_pass and pass_index == 1:
-                cutting = cut_embeddings(self.model, self.src_eos_id)
+                cutting = cut_embeddings(
+                    self.model, src_eos_id=self.src_eos_id, tgt_bos_id=self.tgt_bos_id
+                )
             with cutting:
                 output = self.forward_model(
                     batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing, attention_out
