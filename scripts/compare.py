@@ -255,6 +255,12 @@ def main() -> None:
     budget.add_argument("--seconds", type=float, help="CPU seconds of each training")
     fairseq.add_argument("--fairseq", help="Python of an environment with fairseq-fixed")
     fairseq.add_argument("--change", action="append", default=[], help="another setting of nmt")
+    fairseq.add_argument(
+        "--fairseq-change",
+        action="append",
+        default=[],
+        help="another option of fairseq, without dashes, such as warmup-updates=300",
+    )
     options = parser.parse_args()
     data_dir = options.output / "data"
     prepare(options.text, data_dir, options.vocab_size)

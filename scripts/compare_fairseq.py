@@ -61,7 +61,8 @@ def compare_with_fairseq(options: argparse.Namespace, data_dir: Path) -> None:
         nmt_result = options.output / folder_name / "result.json"
         if not nmt_result.exists():
             train_nmt(options, data_dir, nmt_result.parent, seed)
-        fairseq_result = options.output / f"fairseq {budget} {seed}" / "result.json"
+        folder_name = " ".join(["fairseq", *options.fairseq_change, budget, str(seed)])
+        fairseq_result = options.output / folder_name / "result.json"
         if options.fairseq and not fairseq_result.exists():
             nmt_seconds = json.loads(nmt_result.read_text(encoding="utf-8"))["cpu_seconds"]
             train_fairseq(options, data_dir, fairseq_result.parent, seed, nmt_seconds)
@@ -119,6 +120,7 @@ def train_fairseq(
     command = [options.fairseq, "-m", "fairseq_cli.train", str(pieces_dir), *FAIRSEQ_TRAIN.split()]
     for side in ("encoder", "decoder"):
         command += [f"--{side}-{key}={value}" for key, value in FAIRSEQ_SIZES.items()]
+    command += [f"--{change}" for change in options.fairseq_change]
     command += [f"--seed={seed}", f"--save-dir={folder}", f"--keep-interval-updates={NUM_AVERAGED}"]
     if options.updates:
         save_every = max(1, options.updates // 60)
