@@ -43,6 +43,7 @@ pooled variance).
 `fairseq` trains models of the same size on the same SentencePiece tokens with both toolkits. With
 `--updates`, both have the same schedule. With `--seconds`, both have the same CPU time: nmt has a
 cosine schedule that ends with the time, and fairseq is stopped after as much CPU time as nmt used.
+An interrupted training starts again, so that its CPU time is complete.
 """
 
 from __future__ import annotations

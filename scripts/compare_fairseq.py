@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -73,7 +74,11 @@ def compare_with_fairseq(options: argparse.Namespace, data_dir: Path) -> None:
 
 
 def train_nmt(options: argparse.Namespace, data_dir: Path, folder: Path, seed: int) -> None:
-    """Train with nmt, average, translate and score; write the result to `folder`."""
+    """Train with nmt, average, translate and score; write the result to `folder`.
+
+    Starts again if a training was interrupted, so that the result has the CPU time of all updates.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
     settings = (SAME_SCHEDULE if options.updates else SAME_TIME).split()
     settings += [f"data_dir={data_dir}", f"seed={seed}", *options.change]
     updates = options.updates or plan_updates(settings, folder, options.seconds)
@@ -101,8 +106,10 @@ def plan_updates(settings: list[str], folder: Path, seconds: float) -> int:
     """Estimate by two short runs how many updates take `seconds` of CPU time."""
     run_seconds = {}
     for updates in (10, 40):
+        run_dir = Path(f"{folder}-{updates}-updates")
+        shutil.rmtree(run_dir, ignore_errors=True)  # a finished run would take no time
         length = [f"max_updates={updates}", f"validate_every_updates={updates}"]
-        arguments = [*settings, f"run_dir={folder}-{updates}-updates", *length]
+        arguments = [*settings, f"run_dir={run_dir}", *length]
         run_seconds[updates] = run_nmt("train", arguments)
     seconds_per_update = (run_seconds[40] - run_seconds[10]) / 30
     return max(1, 10 + round((seconds - run_seconds[10]) / seconds_per_update))
@@ -113,9 +120,11 @@ def train_fairseq(
 ) -> None:
     """Train with fairseq, average its last checkpoints, translate and score.
 
-    With `--seconds`, training may use as much CPU time as nmt used.
+    With `--seconds`, training may use as much CPU time as nmt used. Starts again if a training was
+    interrupted, since fairseq would go on and use the whole time again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     pieces_dir = write_pieces(data_dir, options.output / "pieces")
     command = [options.fairseq, "-m", "fairseq_cli.train", str(pieces_dir), *FAIRSEQ_TRAIN.split()]
     for side in ("encoder", "decoder"):

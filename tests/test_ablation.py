@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,46 @@ def test_an_interrupted_training_has_no_throughput(compare: Any) -> None:
     results[1].tokens_per_cpu_second = None
     [row] = read_table(make_page(compare, "variants", results)).values()
     assert row[6] == ""
+
+
+def test_an_interrupted_comparison_with_fairseq_trains_again_from_the_start(
+    compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_fairseq = sys.modules["compare_fairseq"]
+    planned = []  # the updates of each training
+
+    def run_nmt(name: str, settings: list[str]) -> float:
+        """Return the CPU seconds of a training; one that is resumed takes less."""
+        values = dict(setting.split("=", 1) for setting in settings)
+        run_dir = Path(values["run_dir"])
+        if run_dir.exists():
+            return 2.0
+        run_dir.mkdir(parents=True)
+        updates = int(values["max_updates"])
+        if "nmt 60 s" in run_dir.parent.name:
+            planned.append(updates)
+            raise KeyboardInterrupt
+        return 4.0 + updates / 10
+
+    def run_for(command: list[str], log: Path, max_seconds: float) -> float:
+        assert not list(log.parent.iterdir())  # no checkpoint from which fairseq would go on
+        (log.parent / "checkpoint_last.pt").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare_fairseq, "run_nmt", run_nmt)
+    monkeypatch.setattr(compare_fairseq, "run_for", run_for)
+    monkeypatch.setattr(compare_fairseq, "write_pieces", lambda data_dir, folder: folder)
+    options = SimpleNamespace(
+        seeds=[1], change=[], updates=None, seconds=60.0, output=tmp_path, fairseq="python"
+    )
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            compare_fairseq.compare_with_fairseq(options, tmp_path / "data")
+    assert planned == [560, 560]
+    (tmp_path / "nmt 60 s 1" / "result.json").write_text('{"cpu_seconds": 60}')
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            compare_fairseq.compare_with_fairseq(options, tmp_path / "data")
 
 
 def test_every_variant_is_a_setting_of_training(compare: Any) -> None:
