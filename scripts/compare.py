@@ -1,17 +1,19 @@
 """Compare variants of nmt, ways to regularize, the rows of table 3 of the paper, and fairseq.
 
     python scripts/compare.py variants --text multi30k --output build/ablation
-    python scripts/compare.py variants ... --only baseline R-Drop --seeds 1 --table docs/ablation.md
+    python scripts/compare.py variants ... --only baseline R-Drop --seeds 1 \\
+        --results docs/ablation.jsonl --table docs/ablation.md
     python scripts/compare.py regularization --text multi30k --output build/regular
-    python scripts/compare.py paper --text multi30k --output build/table-3 --table docs/table-3.md
+    python scripts/compare.py paper --text multi30k --output build/table-3 --table build/table-3.md
     python scripts/compare.py paper ... --device cuda --jobs 8 --updates 8000
     python scripts/compare.py fairseq --text multi30k --output build/learning --updates 1200 \\
         --fairseq environments/fairseq/bin/python
     python scripts/compare.py fairseq ... --seconds 2100 --change tokens_per_update=1400
 
 `--text` is a folder with train.en and train.de (or .gz); 2,000 pairs are held out if there is no
-val.* or test_2016_flickr.*. All runs use one thread. Finished runs are not repeated, and an
-interrupted run is resumed. `--jobs` runs several at the same time.
+val.* or test_2016_flickr.*. All runs use one thread. Runs and results go to `--output`. Finished
+runs are not repeated, and an interrupted run is resumed. `--results` continues another file of
+results, which must be of the same text. `--jobs` runs several at the same time.
 
 The baseline is a small model that learns fast: `experiment=multi30k_quick` with 3+3 layers of 128,
 one thread and the other settings of `BASELINE`. A variant changes some of these settings. Its last
@@ -224,7 +226,6 @@ class Comparison:
     base_settings: str
     variants: dict[str, str]
     default_names: list[str]
-    results: Path
     updates: int
     introduction: str
     title: str
@@ -275,7 +276,9 @@ def add_comparison_options(command: argparse.ArgumentParser, comparison: Compari
     """Add the options that only comparisons of variants of nmt have."""
     names = list(comparison.variants)
     command.add_argument("--only", nargs="*", default=comparison.default_names, choices=names)
-    command.add_argument("--results", type=Path, default=comparison.results, help="JSON Lines file")
+    command.add_argument(
+        "--results", type=Path, help="JSON Lines file (default: results.jsonl in the output folder)"
+    )
     command.add_argument("--table", type=Path, help="Markdown file to write")
     command.add_argument(
         "--updates",
@@ -290,9 +293,10 @@ def add_comparison_options(command: argparse.ArgumentParser, comparison: Compari
 def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
     """Measure the requested variants and print the table of all results."""
     comparison = COMPARISONS[options.command]
-    results = load_results(options.results)
+    results_file = options.results or options.output / "results.jsonl"
+    results = load_results(results_file)
     finished = {(result.variant, result.seed, result.updates) for result in results}
-    options.results.parent.mkdir(parents=True, exist_ok=True)
+    results_file.parent.mkdir(parents=True, exist_ok=True)
     failures = 0
     names = {}
     with ThreadPoolExecutor(options.jobs) as executor:
@@ -309,7 +313,7 @@ def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
                     continue
                 result = run.result()
                 results.append(result)
-                with options.results.open("a", encoding="utf-8") as file:
+                with results_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(result)) + "\n")
                 print_progress(f"{names[run]}: BLEU {result.bleu:.2f}")
         except KeyboardInterrupt:
@@ -515,7 +519,6 @@ COMPARISONS = {
         base_settings=BASELINE,
         variants=VARIANTS,
         default_names=[name for name in VARIANTS if length_factor(name) == 1],
-        results=Path("docs/ablation.jsonl"),
         updates=1000,
         introduction="[layers.md](layers.md) and [training.md](training.md) describe the variants, "
         "[results.md](results.md) larger runs.",
@@ -528,7 +531,6 @@ COMPARISONS = {
         base_settings=REGULARIZED,
         variants=REGULARIZERS,
         default_names=list(REGULARIZERS),
-        results=Path("docs/regularization.jsonl"),
         updates=7500,
         introduction="[definitions.md](definitions.md) defines the methods.",
         title="Ways to regularize on Multi30k en-de",
@@ -540,7 +542,6 @@ COMPARISONS = {
         base_settings=PAPER_BASE,
         variants=PAPER_ROWS,
         default_names=list(PAPER_ROWS),
-        results=Path("docs/table-3.jsonl"),
         updates=4000,
         introduction="The [guide](how-to/reproduce-table-3.md) repeats the table at full size.",
         title="Table 3 of the paper, small",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,10 +20,12 @@ SHARED_SETTINGS = """experiment=multi30k_quick valid_bleu=false tracker=[] num_t
 
 
 def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:
-    """Preprocess the text files of a folder, unless `data_dir` exists."""
-    if data_dir.exists():
-        return
-    settings = ["experiment=multi30k_quick", f"data_dir={data_dir}"]
+    """Preprocess the text files of a folder, unless `data_dir` exists.
+
+    Ends the script if `data_dir` has another text or vocabulary size.
+    """
+    text_dir = text_dir.resolve()
+    settings = ["experiment=multi30k_quick"]
     if vocab_size is not None:
         settings.append(f"tokenizer.vocab_size={vocab_size}")
     for split, name in SPLITS.items():
@@ -34,7 +37,16 @@ def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:
             if not path.exists():
                 path = text_dir / f"{name}.{lang}.gz"
             settings.append(f"data.{split}.{side}={path}")
-    run_nmt("preprocess", settings)
+    settings_file = data_dir.with_suffix(".json")  # the settings of an existing `data_dir`
+    if not data_dir.exists():
+        run_nmt("preprocess", [*settings, f"data_dir={data_dir}"])
+        settings_file.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+        return
+    if not settings_file.exists():  # an older version wrote `data_dir`
+        return
+    used_settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    if used_settings != settings:
+        sys.exit(f"{data_dir} has another text or vocabulary size; give another --output")
 
 
 def run_nmt(name: str, settings: list[str], log: Path | None = None) -> float:

@@ -126,6 +126,33 @@ def test_results_in_the_file_are_not_measured_again(
     assert "\n8 updates of 700 target tokens." in table.read_text()
 
 
+def test_results_and_data_of_an_output_folder_are_of_one_text(
+    compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(options: Any, data_dir: Path, name: str, seed: int) -> Any:
+        return make_results(compare, name, [30.0] * seed)[-1]
+
+    def preprocess(name: str, settings: list[str]) -> float:
+        (tmp_path / "runs/data").mkdir(parents=True)
+        return 1.0
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("text", "other"):
+        Path(folder).mkdir()
+        Path(folder, "train.en").touch()
+    monkeypatch.setattr(compare, "measure_variant", measure)
+    monkeypatch.setattr(sys.modules["training_runs"], "run_nmt", preprocess)
+    command = ["compare", "regularization", "--output=runs", "--only=baseline", "--updates=10"]
+    for text in ("text", "../" + tmp_path.name + "/text"):
+        monkeypatch.setattr("sys.argv", [*command, f"--text={text}"])
+        compare.main()
+    assert len(compare.load_results(tmp_path / "runs/results.jsonl")) == 3
+    for arguments in (["--text=other"], ["--text=text", "--vocab-size=8000"]):
+        monkeypatch.setattr("sys.argv", command + arguments)
+        with pytest.raises(SystemExit, match=r"has another text or vocabulary size"):
+            compare.main()
+
+
 def test_a_failed_training_does_not_stop_the_others(
     compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
