@@ -54,7 +54,7 @@ nmt-evaluate model_dir=runs/mine data_dir=data/mine
     "back-translate": """
 nmt-preprocess data.train.src=train.de data.train.tgt=train.en
 nmt-train +model=base data_dir=data/de-en run_dir=runs/de-en
-nmt-backtranslate model_dir=runs/de-en input=mono-*.de.gz sampling=true + max_ratio=0 max_repeats=0
+nmt-backtranslate model_dir=runs/de-en 'input=mono-*.de.gz' + max_ratio=0 max_repeats=0
 nmt-preprocess data.corpora.parallel.src=train.en + tokenizer.vocab_size=400
 nmt-train +model=base data_dir=data/with-bt run_dir=runs/with-bt mix.bt=0.5
 """,
