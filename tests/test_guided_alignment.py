@@ -155,18 +155,28 @@ def naive_alignment_loss(weights: Tensor, links: list[tuple[int, int]]) -> Tenso
     return loss
 
 
-@pytest.mark.parametrize(("num_heads", "shift"), [(None, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("num_heads", "shift", "simcut"), [(None, 0, 0.0), (1, 1, 0.0), (None, 0, 3.0)]
+)
 def test_the_loss_adds_the_cross_entropy_of_the_alignment(
-    toy_data: Path, tmp_path: Path, num_heads: int | None, shift: int
+    toy_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_heads: int | None,
+    shift: int,
+    simcut: float,
 ) -> None:
+    monkeypatch.setattr("nmt.training.loss.CUT_PROB", 0.5)
     weight = 0.3
     model = tiny_config(alignment_heads=num_heads, alignment_shift=shift == 1)
-    run = make_run(toy_data, tmp_path, guided_alignment=weight, model=model)
+    run = make_run(toy_data, tmp_path, guided_alignment=weight, model=model, simcut=simcut)
     batch = run.learner.batch_maker.make_micro_batch(np.arange(6))
     assert batch.alignment is not None
     objective = run.learner.objective
+    torch.manual_seed(3)  # of the embeddings that SimCut cuts
     loss, nll = objective(batch)
     objective.alignment_weight = 0.0
+    torch.manual_seed(3)
     usual_loss, usual_nll = objective(batch)
     assert nll == usual_nll
     twin = plain(run.learner.model)
@@ -189,6 +199,7 @@ def test_the_loss_adds_the_cross_entropy_of_the_alignment(
     assert num_links > 20
     torch.testing.assert_close(loss - usual_loss, weight * expected, rtol=1e-4, atol=1e-3)
     objective.alignment_weight = weight
+    torch.manual_seed(3)
     run.learner.zero_grad()
     (objective(batch)[0] - usual_loss.detach()).backward()
     assert float(alignment_attention(run.learner.model).in_projection.weight.grad.abs().sum()) > 0

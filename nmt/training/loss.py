@@ -350,7 +350,7 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of the target tokens, in nats."""
         num_tokens = batch.num_tokens  # padding comes after them
-        # filled by the forward pass; of two passes, the second replaces the weights of the first
+        # filled by the first pass
         attention_out: AttentionWeights | None = None
         if self.alignment_weight:
             attention_out = {alignment_attention(self.model): None}
@@ -363,7 +363,11 @@ class Objective(nn.Module):
                 )
             with cutting:
                 output = self.forward_model(
-                    batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing, attention_out
+                    batch.src,
+                    batch.src_packing,
+                    batch.tgt_in,
+                    batch.tgt_packing,
+                    attention_out if pass_index == 0 else None,
                 )  # (M, D), with padding
             outputs.append(output[:num_tokens])  # (N, D)
         hidden = outputs[0]
