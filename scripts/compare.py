@@ -45,7 +45,7 @@ pooled variance).
 `fairseq` trains models of the same size on the same SentencePiece tokens with both toolkits. With
 `--updates`, both have the same schedule. With `--seconds`, both have the same CPU time: nmt has a
 cosine schedule that ends with the time, and fairseq is stopped after as much CPU time as nmt used.
-An interrupted training starts again, so that its CPU time is complete.
+Both train in float32. An interrupted training starts again, so that its CPU time is complete.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ from training_runs import (
 
 import nmt
 from nmt.checkpoint import list_checkpoints, load_weights
+from nmt.config import DType
+from nmt.training.learner import choose_training_dtype
 
 # settings of `variants`
 BASELINE = f"""{SHARED_SETTINGS} model.d_model=128 model.d_ff=512 model.dropout=0.1
@@ -213,7 +215,7 @@ class Result:
     chrf: float
     tokens_per_cpu_second: float | None  # target tokens of training; None if it was interrupted
     parameters: int
-    about: str  # date, versions of nmt and torch, CPU or GPU
+    about: str  # see `describe_conditions`
 
 
 @dataclass
@@ -362,9 +364,6 @@ def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed
     hypotheses = translate_test_set(
         model_dir, data_dir, run_dir / "test.de", device=options.device, log=log
     )
-    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    if options.device.startswith("cuda"):
-        machine = f"{torch.cuda.get_device_name(options.device)}, {options.jobs} jobs"
     return Result(
         variant=name,
         seed=seed,
@@ -372,9 +371,21 @@ def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed
         valid_loss=last_valid_loss(run_dir),
         tokens_per_cpu_second=None if has_checkpoint else round(tokens_per_second, 1),
         parameters=sum(weight.numel() for weight in load_weights(model_dir).values()),
-        about=f"{date.today()}, nmt {nmt.__version__}, torch {torch.__version__}, {machine}",
+        about=describe_conditions(options.device, options.jobs),
         **score_test_set(hypotheses, data_dir),
     )
+
+
+def describe_conditions(device: str, num_jobs: int) -> str:
+    """Return the date, the versions of nmt and torch, the CPU or GPU, and the dtype of training."""
+    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    if device.startswith("cuda"):
+        machine = f"{torch.cuda.get_device_name(device)}, {num_jobs} jobs"
+    # no variant sets `dtype`
+    dtype = choose_training_dtype(DType.auto, torch.device(device))
+    dtype_name = str(dtype).removeprefix("torch.")
+    versions = f"nmt {nmt.__version__}, torch {torch.__version__}"
+    return f"{date.today()}, {versions}, {machine}, {dtype_name}"
 
 
 def variant_settings(comparison: Comparison, name: str) -> dict[str, str]:

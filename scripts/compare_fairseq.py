@@ -28,11 +28,11 @@ from nmt.data.tokenizer import Tokenizer
 
 NUM_AVERAGED = 8
 MAX_TOKENS = 2250  # a batch is an update, of 2,003 target tokens in nmt and 2,020 in fairseq
-SAME_SCHEDULE = f"""{SHARED_SETTINGS} device=cpu
+SAME_SCHEDULE = f"""{SHARED_SETTINGS} device=cpu dtype=float32
     optimizer.schedule=inverse_sqrt optimizer.peak_learning_rate=0.002
     optimizer.warmup_steps=600 optimizer.max_grad_norm=1 tokens_per_update=2000
     max_tokens={MAX_TOKENS}"""
-SAME_TIME = f"{SHARED_SETTINGS} device=cpu model.dropout=0.1"
+SAME_TIME = f"{SHARED_SETTINGS} device=cpu dtype=float32 model.dropout=0.1"
 # fairseq drops the last sentences of a test set whose size is not a multiple of the batch size's
 FAIRSEQ_DATA = """--dataset-impl raw --source-lang src --target-lang tgt --task translation --cpu
     --required-batch-size-multiple 1"""

@@ -212,7 +212,13 @@ def test_an_interrupted_comparison_with_fairseq_trains_again_from_the_start(
     monkeypatch.setattr(compare_fairseq, "run_for", run_for)
     monkeypatch.setattr(compare_fairseq, "write_pieces", lambda data_dir, folder: folder)
     options = SimpleNamespace(
-        seeds=[1], change=[], updates=None, seconds=60.0, output=tmp_path, fairseq="python"
+        seeds=[1],
+        change=[],
+        fairseq_change=[],
+        updates=None,
+        seconds=60.0,
+        output=tmp_path,
+        fairseq="python",
     )
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -222,6 +228,17 @@ def test_an_interrupted_comparison_with_fairseq_trains_again_from_the_start(
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             compare_fairseq.compare_with_fairseq(options, tmp_path / "data")
+
+
+def test_results_say_whether_training_was_in_bfloat16(
+    compare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_faster, dtype in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("nmt.training.learner.is_bfloat16_faster", lambda x=is_faster: x)
+        assert compare.describe_conditions("cpu", 1).endswith(f", {dtype}")
+    for comparison in compare.COMPARISONS.values():
+        for name in comparison.variants:
+            assert "dtype" not in compare.variant_settings(comparison, name)
 
 
 def test_every_variant_is_a_setting_of_training(compare: Any) -> None:
