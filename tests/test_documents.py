@@ -365,6 +365,15 @@ def test_other_encodings_of_xml_stay() -> None:
         result = translate("a.xlf", content, lambda _: upper("caf€")).decode(encoding)
         sign = "&#8364;" if encoding == "iso-8859-1" else "€"
         assert f"<source>the café</source><target>CAF{sign}</target>" in result
+    declared_unit = f'<?xml version="1.0" encoding="UTF-16"?>{unit}'
+    for encoding in ("utf-16-le", "utf-16-be"):
+        for mark in ("", "\ufeff"):
+            content = (mark + declared_unit).encode(encoding)
+            result = translate("a.xlf", content).decode(encoding)
+            expected = "<source>the café</source><target>THE CAFÉ</target>"
+            assert result == mark + declared_unit.replace("<source>the café</source>", expected)
+    with pytest.raises(DataError, match="is not in its encoding UTF-16; correct its first line"):
+        translate("a.xlf", declared_unit.encode())
     with pytest.raises(DataError, match="the encoding zip is not supported"):
         translate("a.xlf", b'<?xml version="1.0" encoding="zip"?><a/>')
 
@@ -506,6 +515,7 @@ def test_time_is_linear_in_the_size_of_a_document() -> None:
         ("a.docx", lambda n: f"{head}<w:body>{paragraph * n}</w:body></w:document>"),
         ("a.docx", lambda n: f"{head}<w:body>{nested * (n // 50)}</w:body></w:document>"),
         ("a.xlf", lambda n: f"<xliff>{unit * n}</xliff>"),
+        ("a.xlf", lambda n: f"<xliff><!--{'x' * (n << 15)}--></xliff>"),
         ("a.po", lambda n: message * n),
     ):
         contents = {}

@@ -18,7 +18,7 @@ from nmt.documents.markup import MarkupText, parse_html
 from nmt.documents.office import XmlPart, read_office_part
 from nmt.documents.texts import SourceText, make_untranslated
 from nmt.documents.xml_text import XmlText, escape
-from nmt.documents.xml_tokens import XmlKind, decode_xml, encode_xml, tokenize_xml
+from nmt.documents.xml_tokens import XmlEncoding, XmlKind, decode_xml, tokenize_xml
 from nmt.errors import DataError, to_one_line
 
 _MAX_TEXT_BYTES = 64 << 20  # unpacked size of all files with text
@@ -121,15 +121,15 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
     text_files = _unpack_text_files(content, package_format)
     if not text_files:
         raise DataError(f"the file is not a {package_format.name} document: it has no text")
-    xml_parts: dict[str, tuple[XmlPart, str]] = {}  # file name: its texts and its encoding
+    xml_parts: dict[str, tuple[XmlPart, XmlEncoding]] = {}  # file name: its texts and its encoding
     texts: list[SourceText] = []
     for file_name, (read, xml) in text_files.items():
         try:
-            text, codec = decode_xml(xml)
+            text, encoding = decode_xml(xml)
             xml_part = read(text, options)
         except DataError as error:
             raise DataError(f"{file_name} in the file: {error}") from None
-        xml_parts[file_name] = (xml_part, codec)
+        xml_parts[file_name] = (xml_part, encoding)
         texts += xml_part.list_texts()
         check_count(len(texts))
 
@@ -188,7 +188,7 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
 
 
 def _assemble(
-    content: bytes, xml_parts: dict[str, tuple[XmlPart, str]], translations: Iterator[str]
+    content: bytes, xml_parts: dict[str, tuple[XmlPart, XmlEncoding]], translations: Iterator[str]
 ) -> bytes:
     """Return the archive with translated parts.
 
@@ -205,9 +205,9 @@ def _assemble(
             new_entry.external_attr = entry.external_attr
             new_entry.create_system = entry.create_system
             if entry.filename in xml_parts:
-                xml_part, codec = xml_parts[entry.filename]
+                xml_part, encoding = xml_parts[entry.filename]
                 xml = xml_part.join(translations)  # takes the next translations of the iterator
-                new_archive.writestr(new_entry, encode_xml(xml, codec))
+                new_archive.writestr(new_entry, encoding.encode(xml))
             else:
                 new_entry.file_size = entry.file_size  # tells zipfile whether ZIP64 is needed
                 with archive.open(entry) as source, new_archive.open(new_entry, "w") as target:

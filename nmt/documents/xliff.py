@@ -17,7 +17,7 @@ from nmt.documents.xml_text import (
     is_cdata_mark,
     join_raw,
 )
-from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, tokenize_xml
+from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, tokenize_xml
 
 _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
 # Codes are elements that represent formatting. A start code begins bold text, for example, and the
@@ -33,11 +33,11 @@ def read_xliff(content: bytes, options: ReadOptions) -> Document:
 
     Raises `DataError` if the file is not well-formed.
     """
-    text, codec = decode_xml(content)
+    text, encoding = decode_xml(content)
     texts = _XliffReader(options).read(tokenize_xml(text))
 
     def join(translated_texts: Sequence[str]) -> bytes:
-        return encode_xml("".join(translated_texts), codec)
+        return encoding.encode("".join(translated_texts))
 
     return Document(texts, join)
 

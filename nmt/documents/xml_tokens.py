@@ -14,7 +14,7 @@ from nmt.errors import DataError
 
 # such as <?xml version="1.0" encoding="UTF-8"
 _ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
-_VALID_ENCODINGS = re.compile(r"(?i)utf-?8|utf-?16|us-ascii|iso-8859-\d+|windows-125\d")
+_VALID_ENCODINGS = re.compile(r"(?i)utf-?8|us-ascii|iso-8859-\d+|windows-125\d")
 # characters that XML 1.0 does not allow: control characters, surrogates, U+FFFE and U+FFFF
 _INVALID_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BLOCK_BYTES = 1 << 16
@@ -50,28 +50,52 @@ class XmlToken(NamedTuple):
         return prefix + colon
 
 
-def decode_xml(content: bytes) -> tuple[str, str]:
-    """Return the text of an XML file, without a byte order mark, and a codec that encodes it again.
+class XmlEncoding(NamedTuple):
+    """How the text of an XML file is encoded."""
+
+    codec: str
+    byte_order_mark: bytes = b""
+
+    def encode(self, text: str) -> bytes:
+        """Encode a file. Characters that the encoding lacks become references."""
+        return self.byte_order_mark + text.encode(self.codec, errors="xmlcharrefreplace")
+
+
+# encodings by the first bytes of a file
+_ENCODINGS_BY_START = {
+    codecs.BOM_UTF8: XmlEncoding("utf-8", codecs.BOM_UTF8),
+    codecs.BOM_UTF16_LE: XmlEncoding("utf-16-le", codecs.BOM_UTF16_LE),
+    codecs.BOM_UTF16_BE: XmlEncoding("utf-16-be", codecs.BOM_UTF16_BE),
+    "<".encode("utf-16-le"): XmlEncoding("utf-16-le"),
+    "<".encode("utf-16-be"): XmlEncoding("utf-16-be"),
+}
+
+
+def decode_xml(content: bytes) -> tuple[str, XmlEncoding]:
+    """Return the text of an XML file, without a byte order mark, and its encoding.
 
     Raises `DataError` for an encoding that is unknown or wrong.
     """
+    encoding = _find_encoding(content)
+    try:
+        text = content.removeprefix(encoding.byte_order_mark).decode(encoding.codec)
+    except (UnicodeDecodeError, LookupError) as error:
+        raise DataError(f"the file is not in its encoding {encoding.codec}: {error}") from None
+    return text, encoding
+
+
+def _find_encoding(content: bytes) -> XmlEncoding:
+    """Return the encoding that the first bytes of a file show, or the one that it declares."""
+    for start, encoding in _ENCODINGS_BY_START.items():
+        if content.startswith(start):
+            return encoding
     declaration = _ENCODING.match(content)
     codec = declaration[1].decode() if declaration else "utf-8"
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        codec = "utf-16"
-    elif content.startswith(codecs.BOM_UTF8):
-        codec = "utf-8-sig"
-    elif not _VALID_ENCODINGS.fullmatch(codec):
+    if codec.lower().startswith("utf-16"):  # its first two bytes would be in `_ENCODINGS_BY_START`
+        raise DataError(f"the file is not in its encoding {codec}; correct its first line")
+    if not _VALID_ENCODINGS.fullmatch(codec):
         raise DataError(f"the encoding {codec} is not supported; convert the file to UTF-8")
-    try:
-        return content.decode(codec), codec
-    except (UnicodeDecodeError, LookupError) as error:
-        raise DataError(f"the file is not in its encoding {codec}: {error}") from None
-
-
-def encode_xml(text: str, codec: str) -> bytes:
-    """Encode an XML file. Characters that the encoding lacks become references."""
-    return text.encode(codec, errors="xmlcharrefreplace")
+    return XmlEncoding(codec)
 
 
 def remove_invalid(text: str) -> str:
@@ -87,9 +111,18 @@ def tokenize_xml(text: str) -> Iterator[XmlToken]:
     """
     content = text.encode()
     parser = _TokenParser()
-    for start in range(0, len(content), _BLOCK_BYTES):
-        parser.parse(content[start : start + _BLOCK_BYTES])
-        yield from parser.take_tokens(content, end=None)
+    num_parsed = 0
+    block_bytes = _BLOCK_BYTES
+    while num_parsed < len(content):
+        parser.parse(content[num_parsed : num_parsed + block_bytes])
+        num_parsed += block_bytes
+        num_tokens = 0
+        for token in parser.take_tokens(content, end=None):
+            num_tokens += 1
+            yield token
+        # Expat reads an incomplete tag or comment again with each block. Larger blocks keep the
+        # time linear in its length.
+        block_bytes = _BLOCK_BYTES if num_tokens > 0 else 2 * block_bytes
     parser.parse(b"", is_final=True)
     yield from parser.take_tokens(content, end=len(content))
 
