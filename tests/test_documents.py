@@ -276,6 +276,23 @@ def test_a_book(tmp_path: Path) -> None:
     assert "<text>CHAPTER ONE</text>" in read_file(result, "EPUB/toc.ncx")
 
 
+def test_the_title_and_the_description_of_a_book() -> None:
+    texts = {
+        "salt &amp; sugar": "SALT &amp; SUGAR",
+        "<![CDATA[salt & <b>sugar</b>]]>": "SALT &amp;amp; &lt;b&gt;SUGAR&lt;/b&gt;",
+        "&lt;p&gt;one &lt;i&gt;book&lt;/i&gt;&lt;/p&gt;": (
+            "&lt;p&gt;ONE &lt;i&gt;BOOK&lt;/i&gt;&lt;/p&gt;"
+        ),
+        "3 &lt; 4": "3 &lt; 4",
+        "\n": "\n",
+    }
+    for text, expected in texts.items():
+        part = "<package><title>{}</title><creator>a &amp; b</creator></package>"
+        book = make_package({"a.opf": part.format(text).encode()})
+        assert len(find_sentences("a.epub", book)) <= 1
+        assert read_file(translate("a.epub", book), "a.opf") == part.format(expected)
+
+
 XLIFF_FILES = ("okapi.xlf", "trados.sdlxliff", "memoq.mqxliff", "version-2.xlf")
 
 
@@ -316,6 +333,14 @@ def test_xliff_units_are_found() -> None:
     result = translate("trados.sdlxliff", (FOLDER / "trados.sdlxliff").read_bytes()).decode()
     segment = '<mrk mtype="seg" mid="2">THE <x id="2"/><g id="3">SECOND</g> ONE</mrk>'
     assert f'<mrk mtype="seg" mid="1">THE FIRST ONE.</mrk> {segment}</g></target>' in result
+
+
+def test_marked_text_of_xliff_is_not_translated() -> None:
+    for mark in ('mtype="protected"', 'id="m1" translate="no"'):
+        source = f"press <mrk {mark}>the button</mrk> now"
+        unit = f"<xliff><trans-unit><source>{source}</source></trans-unit></xliff>"
+        result = translate("a.xlf", unit.encode()).decode()
+        assert f"<target>PRESS <mrk {mark}>the button</mrk> NOW</target>" in result
 
 
 def test_xliff_2_without_a_target_language_gets_it() -> None:

@@ -9,17 +9,19 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 from nmt.documents.document import Document, ReadOptions, check_count
 from nmt.documents.markup import MarkupText, parse_html
 from nmt.documents.office import XmlPart, read_office_part
-from nmt.documents.texts import SourceText, make_untranslated
-from nmt.documents.xml_text import XmlText, escape
-from nmt.documents.xml_tokens import XmlEncoding, XmlKind, decode_xml, tokenize_xml
+from nmt.documents.texts import SourceText, WrappedText, make_untranslated
+from nmt.documents.xml_text import XmlText, escape, is_cdata_mark, join_raw
+from nmt.documents.xml_tokens import XmlEncoding, XmlKind, XmlToken, decode_xml, tokenize_xml
 from nmt.errors import DataError, to_one_line
+from nmt.translate.results import LineResult
 
 _MAX_TEXT_BYTES = 64 << 20  # unpacked size of all files with text
 # An archive may unpack to _MAX_RATIO times its size, or to _MIN_LIMIT_BYTES if that is more.
@@ -31,6 +33,7 @@ _MACROS = re.compile(
     # in OpenDocument, where script-lb.xml and script-lc.xml only list modules
     r"|^Basic/.+/(?!script-l[bc]\.xml).+\.xml$"
 )
+_HTML_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _Reader = Callable[[str, ReadOptions], XmlPart]
 _ZIP_ERRORS = (  # zipfile raises these for a damaged archive
     zipfile.BadZipFile,
@@ -70,21 +73,45 @@ def _read_page(text: str, options: ReadOptions) -> XmlPart:
     return XmlPart(texts)
 
 
+@dataclass(frozen=True)
+class _EscapedHtml(WrappedText):
+    """HTML in an element of XML, such as `&lt;b&gt;bold&lt;/b&gt;`. See `SourceText`."""
+
+    def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
+        """See `SourceText.render`."""
+        return escape(self.text.render(results, rank, prefix))
+
+
 def _read_elements(text: str, options: ReadOptions, *, names: frozenset[str]) -> XmlPart:
     """Read the text of elements with these names."""
     texts: list[SourceText] = []
     markup: list[str] = []
     is_inside = False  # True from the opening tag of such an element to the next tag of any kind
-    for token in tokenize_xml(text):
-        if token.name:
-            is_inside = token.kind is XmlKind.OPENING and token.name in names
-        if is_inside and token.kind is XmlKind.TEXT and token.text.strip():
-            block = parse_html(escape(token.text), split_sentences=options.split_sentences)
-            texts += [make_untranslated("".join(markup)), XmlText(block)]
+    for is_text, group in groupby(tokenize_xml(text), _is_text):
+        tokens = list(group)
+        if is_text and is_inside:
+            content = "".join(token.text for token in tokens)
+            texts += [make_untranslated("".join(markup)), _read_element(content, options)]
             markup = []
-        else:
-            markup.append(token.raw)
+            continue
+        markup.append(join_raw(tokens))
+        tags = [token for token in tokens if token.name]
+        if tags:
+            is_inside = tags[-1].kind is XmlKind.OPENING and tags[-1].name in names
     return XmlPart([*texts, make_untranslated("".join(markup))])
+
+
+def _is_text(token: XmlToken) -> bool:
+    """Return whether a token belongs to a text, which has several with references or CDATA."""
+    return token.kind is XmlKind.TEXT or is_cdata_mark(token)
+
+
+def _read_element(content: str, options: ReadOptions) -> SourceText:
+    """Read the text of an element, which may be HTML."""
+    if _HTML_TAG.search(content):
+        page = parse_html(content, split_sentences=options.split_sentences)
+        return XmlText(_EscapedHtml(page))
+    return XmlText(parse_html(escape(content), split_sentences=options.split_sentences))
 
 
 DOCX = _Format(

@@ -230,7 +230,10 @@ def _read_inline(tokens: Sequence[XmlToken]) -> Iterator[Token]:
 
 def _contains_text(token: XmlToken) -> bool:
     """Return whether an element contains text to translate."""
-    return token.name in _PAIRED and token.attributes.get("translate") != "no"
+    if token.name not in _PAIRED:
+        return False
+    is_protected = token.attributes.get("mtype") == "protected"  # in XLIFF 1.2
+    return not is_protected and token.attributes.get("translate") != "no"
 
 
 def _find_number(token: XmlToken) -> str:
