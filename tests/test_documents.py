@@ -130,6 +130,31 @@ def test_runs_of_word_that_differ_in_revisions_or_spelling_are_one_text() -> Non
     assert 'xml:space="preserve"></w:t>' not in xml
 
 
+def test_a_field_of_one_element_is_translated_if_it_is_a_link() -> None:
+    head = (FOLDER / "word.xml").read_text().partition("<w:body>")[0]
+    run = "<w:r><w:t xml:space='preserve'>{}</w:t></w:r>".format
+    for code, is_link in ((" HYPERLINK x", True), ("PAGE", False)):
+        field = f'<w:fldSimple w:instr="{code}">{run("page")}</w:fldSimple>'
+        paragraph = f"<w:p>{run('a ')}{field}{run(' b')}</w:p>"
+        xml = f"{head}<w:body>{paragraph}</w:body></w:document>".encode()
+        result = translate("a.docx", make_package({"word/document.xml": xml}))
+        translated_xml = read_file(result, "word/document.xml")
+        assert ("PAGE</w:t></w:r></w:fldSimple>" in translated_xml) == is_link
+        assert ("page</w:t></w:r></w:fldSimple>" in translated_xml) != is_link
+        assert re.sub("<[^>]+>", "", translated_xml.partition("<w:body>")[2]).upper() == "A PAGE B"
+
+
+@pytest.mark.parametrize("name", ["a.docx", "a.pptx"])
+def test_the_text_and_the_picture_of_a_diagram_are_translated(name: str) -> None:
+    namespace = "http://schemas.openxmlformats.org/drawingml/2006/main"
+    xml = f'<x xmlns:a="{namespace}"><a:p><a:r><a:t>step one</a:t></a:r></a:p></x>'.encode()
+    folder = "word" if name == "a.docx" else "ppt"
+    files = [f"{folder}/diagrams/data1.xml", f"{folder}/diagrams/drawing1.xml"]
+    result = translate(name, make_package(dict.fromkeys(files, xml)))
+    for file in files:
+        assert "<a:t>STEP ONE</a:t>" in read_file(result, file)
+
+
 @pytest.mark.parametrize("translate_sentence", [upper, upper_backwards])
 def test_formatting_of_word_follows_its_words(translate_sentence: Translate) -> None:
     document = docx.Document()
@@ -413,6 +438,8 @@ def test_messages_of_poedit() -> None:
     assert (edit.msgctxt, edit.msgstr) == ("menu|Edit", "OPEN A FILE")
     assert lines.msgstr == "THE FIRST LINE\nTHE <b>SECOND</b> LINE\tAND 100% OF IT"
     assert braces.msgstr == "{count} WORDS OF {name}"
+    percentage = b'#, c-format\nmsgid "about %d%% of it"\nmsgstr ""\n'
+    assert b'"ABOUT %d%% OF IT"' in translate("a.po", percentage)
     assert polib.pofile(content.decode()).metadata == messages.metadata
     translations = re.compile(r'(?m)^msgstr.*\n(?:".*\n)*')
     assert translations.sub("", result) == translations.sub("", content.decode())

@@ -112,6 +112,30 @@ def test_inline_tags_follow_their_words() -> None:
         assert backwards is None or html(text, backwards=True) == backwards
 
 
+def test_elements_within_a_word_keep_their_text() -> None:
+    for text, backwards in (
+        ("H<sub>2</sub>O IN CO<sub>2</sub>", "CO<sub>2</sub> IN H<sub>2</sub>O"),
+        ("<b>CO<sub>2</sub></b>-A B", "B <b>CO<sub>2</sub></b>-A"),
+        (
+            "A B<sup><a>[1]</a></sup><sup>[2]</sup>. <i>C</i>",
+            "<i>C</i> B<sup><a>[1]</a></sup><sup>[2]</sup>. A",
+        ),
+        ("10 M<sup>2</sup> A", "A M<sup>2</sup> 10"),
+        ("A <b>B</b>. C", "C <b>B</b>. A"),
+    ):
+        sentence = parse_html(text, split_sentences=False)
+        [words] = sentence.sentences
+        assert sentence.render([translated(words)]) == text
+        assert sentence.render([translated(words, backwards=True)]) == backwards
+    assert html("a<sup>1</sup> b") == "A<sup>1</sup> B"
+
+
+def test_elements_without_text_stay_next_to_each_other() -> None:
+    assert html("a <br-x/><img> b") == "A <br-x/><img> B"
+    assert html("a <img><img> b <img>") == "A <img><img> B <img>"
+    assert html("a <img> <img> b") == "A <img> <img> B"
+
+
 def test_tokens_without_visible_characters_move_no_tag() -> None:
     source_text = parse_html("a <b>5</b> c")
     tokens = ["▁A", "▁", "5", "▁C"]
@@ -142,6 +166,9 @@ def test_markup_that_is_no_text_stays() -> None:
 
 def test_html_keeps_entities_and_line_ends_inside_a_sentence_do_not_cut_it() -> None:
     assert html("a &amp; b &lt; c") == "A &amp; B &lt; C"
+    assert html("<p>&nbsp;</p><p>a</p>&#32;") == "<p>&nbsp;</p><p>A</p>&#32;"
+    assert html("<p>a</p><p><![CDATA[b > <c>]]></p>") == "<p>A</p><p><![CDATA[b > <c>]]></p>"
+    assert html("<p>a <![CDATA[b> c</p>") == "<p>A <![CDATA[b> C</p>"
     assert html("</>a <b></>b</b>") == "&lt;/&gt;A <b></>B</b>"
     assert parse_html("one\n  <b>two</b>\n three.").sentences == ["one two three."]
     for layout in ("a\n  b", "a    b", " a b \n\n\tc  d\r\n", "<b>a   b</b> c"):
@@ -246,6 +273,9 @@ BOLD = "<b>x</b> "
 @pytest.mark.slow
 def test_hostile_markup_takes_linear_time() -> None:
     for unit, count in (
+        ("x<b>x</b>", 20_000),
+        ("a<b>b</b><i>c</i> ", 20_000),
+        ("<![CDATA[", 50_000),
         ("<", 9000),
         ("<a ", 50_000),
         ("<a x='>'", 9000),

@@ -121,6 +121,7 @@ class _TokenParser(HTMLParser):
         self._pre_depth = 0  # number of open <pre> elements
         self._pass_start = 0  # the position in the text at which HTMLParser started
         self._line_starts: list[int] = []  # relative to _pass_start
+        self._has_cdata_ends = True  # False if a "]]>" was searched for and not found
 
     def parse(self) -> None:
         """Parse the whole text in linear time.
@@ -225,6 +226,16 @@ class _TokenParser(HTMLParser):
     def handle_pi(self, data: str) -> None:
         """See `HTMLParser`."""
         self._start_token(TokenKind.BOUNDARY)
+
+    def parse_html_declaration(self, i: int) -> int:
+        """Read a CDATA section of XHTML as a comment."""
+        if self._has_cdata_ends and self.rawdata.startswith("<![CDATA[", i):
+            end = self.rawdata.find("]]>", i)
+            if end >= 0:
+                self._start_token(TokenKind.ATOM)
+                return end + len("]]>")
+            self._has_cdata_ends = False  # searching again would take quadratic time
+        return super().parse_html_declaration(i)
 
     def parse_marked_section(self, i: int, report: bool = True) -> int:
         """Read `<![...>` as a comment, as HTML does. The base class often raises an error."""

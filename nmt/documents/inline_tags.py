@@ -12,7 +12,8 @@ no word attends to the text of an element, its tags go around the free word that
 it. A word is free if no element has it. Without a free word, the tags are left out. An element
 without text, such as an image, goes before the first target word that attends to text after the
 element. Elements inside an element are placed among its words in the same way, so that tags stay
-nested.
+nested. If an element is a part of a word, such as the 2 in CO<sub>2</sub>, it is placed around the
+same text in the translation of the word.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from itertools import accumulate, groupby
 
 from nmt.documents.texts import find_token_spans
 from nmt.translate.results import LineResult
+
+_MAX_WORD_CHARACTERS = 64  # of the source words that `divide_words` looks at
 
 
 @dataclass
@@ -143,6 +146,91 @@ def _split_words(text: str) -> Iterator[tuple[int, int]]:
         yield start, len(text)
 
 
+def divide_words(
+    words: Sequence[TargetWord], root: Element, source: str, target: str
+) -> list[TargetWord]:
+    """Divide target words at the texts of elements that are a part of a source word.
+
+    An example is the 2 in CO<sub>2</sub>. If a target word that attends to the source word contains
+    the text of the element, this text becomes a word of its own, and attends to the element.
+    """
+    elements: dict[int, list[Element]] = {}  # keyed by the start of the source word
+    source_ends: dict[int, int] = {}  # the end of each of these source words
+    for element in _list_elements(root):
+        start, end = _find_source_word(element, source)
+        is_whole_word = start == element.start and end == element.end
+        if not is_whole_word:
+            elements.setdefault(start, []).append(element)
+            source_ends[start] = end
+    source_starts = sorted(source_ends)
+    divided: list[TargetWord] = []
+    for word in words:
+        # the last of these source words that starts at or before the position
+        index = bisect_right(source_starts, word.source_position) - 1
+        start = source_starts[index] if index >= 0 else 0
+        if word.source_position < source_ends.get(start, 0):
+            divided += _divide_word(word, elements[start], start, source, target)
+        else:
+            divided.append(word)
+    return divided
+
+
+def _list_elements(root: Element) -> Iterator[Element]:
+    """Yield all elements inside `root`, in the order of their start tags."""
+    for child in root.children:
+        yield child
+        yield from _list_elements(child)
+
+
+def _find_source_word(element: Element, source: str) -> tuple[int, int]:
+    """Return the first character of the source word around an element, and the index after it.
+
+    If the element is empty or contains a space, or the word is long, this is the element itself.
+    """
+    start = element.start
+    end = element.end
+    first_characters = source[start : min(end, start + _MAX_WORD_CHARACTERS)]
+    if start == end or any(character.isspace() for character in first_characters):
+        return start, end
+    while source[max(start - 1, 0) : start].strip() and end - start <= _MAX_WORD_CHARACTERS:
+        start -= 1
+    while source[end : end + 1].strip() and end - start <= _MAX_WORD_CHARACTERS:
+        end += 1
+    if end - start > _MAX_WORD_CHARACTERS:
+        return element.start, element.end
+    return start, end
+
+
+def _divide_word(
+    word: TargetWord, elements: Sequence[Element], source_start: int, source: str, target: str
+) -> list[TargetWord]:
+    """Divide a target word at the texts of elements. They belong to the word at `source_start`."""
+    divided: list[TargetWord] = []
+    start = word.start  # of the characters that are in no word of `divided`
+    position = word.source_position
+    source_end = 0  # end of the last element whose text was found
+    for index, element in enumerate(elements):
+        if element.start < source_end:  # inside this element
+            continue
+        text = source[element.start : element.end]
+        text_start = target.find(text, start, word.end)
+        if text_start < 0:
+            continue
+        if element.start <= position < element.end:
+            position = source_start if source_start < element.start else element.end
+        if start < text_start:
+            divided.append(TargetWord(start, text_start, position))
+        start = text_start + len(text)
+        inner_word = TargetWord(text_start, start, element.start)
+        inner_elements = [inner for inner in elements[index + 1 :] if inner.end <= element.end]
+        divided += _divide_word(inner_word, inner_elements, element.start, source, target)
+        source_end = element.end
+        position = element.end
+    if start < word.end:
+        divided.append(TargetWord(start, word.end, position))
+    return divided
+
+
 class TagPlacer:
     """Places the elements of a block in its translation.
 
@@ -194,7 +282,7 @@ class TagPlacer:
             # an element without words may come directly before a word of the translation
             has_no_words = start == end
             is_at_end = end >= region.end
-            if has_no_words and not is_at_end and self._needs_space(child, end):
+            if has_no_words and not is_at_end and self._needs_space(element.children, index, end):
                 html_parts.append(" ")
         html_parts.append(html.escape(self._target[position : region.end], quote=False))
         return "".join(html_parts)
@@ -202,9 +290,17 @@ class TagPlacer:
     def _has_text(self, element: Element) -> bool:
         return bool(self._source[element.start : element.end].strip())
 
-    def _needs_space(self, element: Element, position: int) -> bool:
-        """Return whether the source has a space after an element, and the target none here."""
-        next_character = self._source[element.end : element.end + 1]  # "" at the end
+    def _needs_space(self, children: Sequence[Element], index: int, position: int) -> bool:
+        """Return whether the source has a space after an element, and the target none here.
+
+        The space is not due if another element without text comes first, which follows here, too.
+        """
+        end = children[index].end
+        if index + 1 < len(children):
+            next_child = children[index + 1]
+            if next_child.start == end and next_child.end == end:
+                return False
+        next_character = self._source[end : end + 1]  # "" at the end
         return next_character.isspace() and not self._target[position].isspace()
 
     def _find_position(self, child: Element, word: int, parent: Element, region: Region) -> int:

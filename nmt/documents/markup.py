@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from nmt.documents.html_tokens import Token, TokenKind, tokenize
-from nmt.documents.inline_tags import Element, TagPlacer, TargetWord, align_words
+from nmt.documents.inline_tags import Element, TagPlacer, TargetWord, align_words, divide_words
 from nmt.documents.texts import PlainText, get_translation_text, parse_plain_text
 from nmt.translate.results import LineResult
 
@@ -82,7 +82,7 @@ def parse_tokens(
     for is_boundary, group in groupby(source_tokens, key=_is_boundary):
         tokens = list(group)
         text = "".join(token.raw for token in tokens if token.kind is TokenKind.TEXT)
-        if is_boundary or not text.strip():  # nothing to translate
+        if is_boundary or not html.unescape(text).strip():  # nothing to translate
             markup += [token.raw for token in tokens]
         else:
             leading_markup, block_tokens, trailing_markup = _split_ends(tokens)
@@ -180,9 +180,9 @@ class Block:
             )
             target += translations[index]
             source_start += len(sentence)
-        placer = TagPlacer(
-            self.characters, target + gaps[-1], words, keeps_elements=self.keeps_elements
-        )
+        target += gaps[-1]
+        words = divide_words(words, self.root, self.characters, target)
+        placer = TagPlacer(self.characters, target, words, keeps_elements=self.keeps_elements)
         return placer.place_all(self.root)
 
 

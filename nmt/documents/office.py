@@ -248,9 +248,13 @@ class _RunReader:
     def _is_container_tag(self, start: int, end: int) -> bool:
         """Return whether the element or tag at `start` to `end` begins or ends a container of runs.
 
-        A content control, `<sdt>`, is one only if it has a child `<sdtContent>` with the runs.
+        A content control, `<sdt>`, is one only if it has a child `<sdtContent>` with the runs, and
+        a field, `<fldSimple>`, if it is a link.
         """
         name = self._tokens[start].name
+        if name == "fldSimple":  # a field; its end tag is only reached if it is a link
+            is_end = self._tokens[start].kind is XmlKind.CLOSING
+            return is_end or _is_link(self._tokens[start].attributes.get("instr", ""))
         if name != "sdt":
             return name in _CONTAINERS or name == "sdtContent"
         for index in range(start, end):
@@ -345,8 +349,13 @@ def _field_mark(element: Sequence[XmlToken]) -> str:
         return element[0].attributes.get("fldCharType", "")
     if element[0].name == "instrText":
         instruction = "".join(token.text for token in element)
-        return "link" if instruction.strip().startswith("HYPERLINK") else "instruction"
+        return "link" if _is_link(instruction) else "instruction"
     return ""
+
+
+def _is_link(instruction: str) -> bool:
+    """Return whether the code of a field says that it is a link."""
+    return instruction.strip().startswith("HYPERLINK")
 
 
 def _group_fields(items: Sequence[_Item]) -> list[_Item]:

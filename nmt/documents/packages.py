@@ -118,14 +118,14 @@ DOCX = _Format(
     "DOCX",
     {
         r"word/(document|header|footer|footnotes|endnotes)\d*\.xml": read_office_part,
-        r"word/(charts/chart|diagrams/data)\d*\.xml": read_office_part,
+        r"word/(charts/chart|diagrams/(data|drawing))\d*\.xml": read_office_part,
     },
 )
 PPTX = _Format(
     "PPTX",
     {
         r"ppt/(slides/slide|notesSlides/notesSlide)\d*\.xml": read_office_part,
-        r"ppt/(charts/chart|diagrams/data)\d*\.xml": read_office_part,
+        r"ppt/(charts/chart|diagrams/(data|drawing))\d*\.xml": read_office_part,
     },
 )
 OPEN_DOCUMENT = _Format("OpenDocument", {r"(Object \d+/)?(content|styles)\.xml": read_office_part})
