@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,11 @@ def test_xliff_is_read_in_the_other_direction_too() -> None:
             '<!DOCTYPE t [<!ENTITY a SYSTEM "file:///etc/passwd">]><tmx>&a;</tmx>',
             "declares the entity a",
         ),
+        (
+            '<!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx><seg>a&nbsp;b</seg></tmx>',
+            "a.tmx is not valid XML: undefined entity nbsp at line ",
+        ),
+        ("<tmx>" + "<a>" * 2000, "a.tmx has more than 1,000 nested elements"),
     ],
 )
 def test_damaged_files_are_one_line(text: str | bytes, message: str) -> None:
@@ -119,6 +125,11 @@ def test_memory_is_flat_and_a_single_text_is_bounded() -> None:
     endless = blocks(3, b"<tu><tuv xml:lang='en'><seg>" + b"a" * MAX_TEXT_LENGTH + b"a")
     with pytest.raises(DataError, match=f"more than {MAX_TEXT_LENGTH:,} characters"):
         list(read_pairs(endless, "a.tmx", EN_DE, keep_markup=False))
+    for start in (b"<!-- ", b"<tu a='", b"<?a ", b"<"):
+        endless = itertools.chain([b"<tmx>\n", start], itertools.repeat(b"a" * (1 << 20), 1000))
+        with pytest.raises(DataError, match=r"a tag or comment .* without an end, at line 2"):
+            list(read_pairs(endless, "a.tmx", EN_DE, keep_markup=False))
+        assert next(endless, None) is not None  # it was not read to its end
 
 
 def test_preprocess_reads_tmx_as_the_same_text(tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ from xml.parsers import expat
 from nmt.errors import DataError, list_first
 
 MAX_TEXT_LENGTH = 1 << 20  # in characters
+# The limits keep memory bounded: expat stores a tag or comment until its end, and the names of open
+# elements.
+_MAX_MARKUP_BYTES = 1 << 23
+_MAX_DEPTH = 1000
 # Elements within a text that contain markup of the original document, such as <b>: paired tags
 # (bpt, ept), isolated tags (it), placeholders (ph) and unknown tags (ut).
 _MARKUP = {"bpt", "ept", "it", "ph", "ut"}
@@ -45,7 +49,8 @@ def read_pairs(
             of all other elements within a text is always kept. Tags are always removed.
 
     Units without one of the texts are skipped. Raises `DataError` for a damaged file, entity
-    declarations, text of more than `MAX_TEXT_LENGTH` characters, and a file without any pair.
+    declarations, text of more than `MAX_TEXT_LENGTH` characters, very long tags and comments, very
+    many nested elements, and a file without any pair.
     """
     reader = _Reader(name, languages, keep_markup)
     num_pairs = 0
@@ -82,6 +87,8 @@ class _Reader:
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text, or None outside of texts
         self._text_length = 0  # in characters
+        self._num_bytes = 0  # that the parser has received
+        self._depth = 0  # number of open elements
         self._markup_depth = 0  # number of open elements, from the outermost one in `_MARKUP`
         self._skip_depth = 0  # number of open elements, from the outermost one in `_SKIPPED`
         self._parser = expat.ParserCreate()
@@ -90,10 +97,18 @@ class _Reader:
         self._parser.EndElementHandler = self._end
         self._parser.CharacterDataHandler = self._add_text
         self._parser.EntityDeclHandler = self._refuse_entity
+        self._parser.SkippedEntityHandler = self._refuse_reference
 
     def parse(self, block: bytes) -> None:
         """Read a block; add the pairs that end in it to `pairs`."""
         self._call_parser(block, is_final=False)
+        self._num_bytes += len(block)
+        # the parser stops before a tag or comment that has not ended
+        if self._num_bytes - self._parser.CurrentByteIndex > _MAX_MARKUP_BYTES:
+            raise DataError(
+                f"{self.name} has a tag or comment of more than {_MAX_MARKUP_BYTES:,} bytes, or "
+                f"without an end, at line {self._parser.CurrentLineNumber}"
+            )
 
     def finish(self) -> None:
         """Check that the file is complete."""
@@ -114,8 +129,21 @@ class _Reader:
             "remove the declaration"
         )
 
+    def _refuse_reference(self, entity: str, is_parameter: bool) -> None:
+        """Raise a `DataError` for a reference to an entity that the file does not declare.
+
+        Expat would skip it if the file names a document type (DTD), which may declare it.
+        """
+        raise DataError(
+            f"{self.name} is not valid XML: undefined entity {entity} at line "
+            f"{self._parser.CurrentLineNumber}; replace it with its text"
+        )
+
     def _start(self, element: str, attributes: dict[str, str]) -> None:
         """Handle the start tag of an element."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise DataError(f"{self.name} has more than {_MAX_DEPTH:,} nested elements")
         element = element.rpartition(":")[2]  # removes the prefix of a namespace
         if self._text is not None:
             self._start_in_text(element)
@@ -176,6 +204,7 @@ class _Reader:
 
     def _end(self, element: str) -> None:
         """Handle the end tag of an element. At the end of a unit, adds its pair to `pairs`."""
+        self._depth -= 1
         element = element.rpartition(":")[2]
         if self._text is not None:
             if self._markup_depth:
