@@ -183,7 +183,7 @@ _COMMANDS = (
     ),
     Command(
         name="export",
-        summary="Convert a model to CTranslate2, Hugging Face transformers or Argos Translate.",
+        summary="Convert a model for CTranslate2, transformers, Argos, ONNX, Marian or browsers.",
         reads="a run, checkpoint or model folder",
         writes="output: a self-contained folder with tokenizer and README, usable without nmt",
         examples=(
