@@ -53,6 +53,7 @@ ELSEWHERE = {
     "data.train.score=": "test_scored_corpora.py",
     "data.train.scores=web.scores": "test_scored_corpora.py; a tiny model gives lower scores",
     "data_dir=data/hints": "needs models that train for minutes; test_terminology.py trains others",
+    "data_dir=data/m30k_hints": "likewise, and the network; test_terminology.py trains others",
     "comet/bin/python": "needs COMET; test_command_metric.py and test_rerank.py run other programs",
 }
 # other programs: a command begins with this text
