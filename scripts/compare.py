@@ -279,7 +279,7 @@ def add_comparison_options(command: argparse.ArgumentParser, comparison: Compari
     names = list(comparison.variants)
     command.add_argument("--only", nargs="*", default=comparison.default_names, choices=names)
     command.add_argument(
-        "--results", type=Path, help="JSON Lines file (default: results.jsonl in the output folder)"
+        "--results", type=Path, help="JSON Lines file (default: a file in the output folder)"
     )
     command.add_argument("--table", type=Path, help="Markdown file to write")
     command.add_argument(
@@ -295,7 +295,7 @@ def add_comparison_options(command: argparse.ArgumentParser, comparison: Compari
 def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
     """Measure the requested variants and print the table of all results."""
     comparison = COMPARISONS[options.command]
-    results_file = options.results or options.output / "results.jsonl"
+    results_file = options.results or options.output / f"{options.command}.jsonl"
     results = load_results(results_file)
     finished = {(result.variant, result.seed, result.updates) for result in results}
     results_file.parent.mkdir(parents=True, exist_ok=True)

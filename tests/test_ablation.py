@@ -146,7 +146,7 @@ def test_results_and_data_of_an_output_folder_are_of_one_text(
     for text in ("text", "../" + tmp_path.name + "/text"):
         monkeypatch.setattr("sys.argv", [*command, f"--text={text}"])
         compare.main()
-    assert len(compare.load_results(tmp_path / "runs/results.jsonl")) == 3
+    assert len(compare.load_results(tmp_path / "runs/regularization.jsonl")) == 3
     for arguments in (["--text=other"], ["--text=text", "--vocab-size=8000"]):
         monkeypatch.setattr("sys.argv", command + arguments)
         with pytest.raises(SystemExit, match=r"has another text or vocabulary size"):
