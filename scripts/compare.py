@@ -20,8 +20,9 @@ one thread and the other settings of `BASELINE`. A variant changes some of these
 checkpoint translates test_2016_flickr with beam 5. A row of the table has means over the seeds with
 half of the 95 % confidence interval (Student's t). Its last column is the difference to the BLEU of
 the baseline, marked as noise if it lies within the 95 % interval of the difference (t with pooled
-variance). Variants named x2 or x4 have two or four times the updates, and are compared with the
-baseline of the same number of updates.
+variance). Of 20 variants without an effect, one is expected outside its interval. Variants named x2
+or x4 have two or four times the updates, and are compared with the baseline of the same number of
+updates.
 
 Table 3 of "Attention Is All You Need" changes the base model in one way at a time. This table
 repeats all its rows with a smaller base model: 3+3 layers instead of 6+6, d_model 128 and d_ff 512
@@ -31,7 +32,8 @@ and are not averaged; the big model trains three times as long. Perplexity is pe
 validation set. BLEU is measured on test_2016_flickr with beam 5, while the paper's is measured on
 newstest2013. In rows (B) the size of values changes with the size of keys. Means are over the
 seeds, with half of the 95 % confidence interval (Student's t); a difference to the BLEU of the base
-model is marked as noise if it lies within its 95 % interval (t with pooled variance).
+model is marked as noise if it lies within its 95 % interval (t with pooled variance). Of 20 rows
+without an effect, one is expected outside its interval.
 
 The baseline of this table has rotary positions, Muon, dropout 0.1, label smoothing 0.1 and the
 other settings of `REGULARIZED`; an epoch of Multi30k has 493,000 target tokens. A variant changes
@@ -40,7 +42,7 @@ takes about as much time. A model is the last checkpoint, or the average of the 
 translates test_2016_flickr with beam 5. The validation loss is the last checkpoint's. A row has
 means over the seeds with half of the 95 % confidence interval (Student's t). Its last column is the
 difference to the BLEU of the baseline, marked as noise if it lies within its 95 % interval (t with
-pooled variance).
+pooled variance). Of 20 variants without an effect, one is expected outside its interval.
 
 `fairseq` trains models of the same size on the same SentencePiece tokens with both toolkits. With
 `--updates`, both have the same schedule. With `--seconds`, both have the same CPU time: nmt has a
