@@ -109,9 +109,9 @@ def mean_curve(
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the mean of a metric over runs, for the updates that all runs have.
 
-    Returns the positions on the x-axis, the means and the standard deviations. A position is the
-    update, or the mean of the hours that the runs took up to it. A deviation is NaN if one of the
-    values is not finite.
+    Returns the positions on the x-axis, the means and the sample standard deviations. A position is
+    the update, or the mean of the hours that the runs took up to it. A deviation is NaN if one of
+    the values is not finite, and 0 for a single run.
     """
     records_by_update: dict[int, Records] = {}
     for records in runs:
@@ -125,9 +125,17 @@ def mean_curve(
             positions.append(statistics.fmean(_position(record, x_axis) for record in same_update))
             values = [_metric_value(record, key) for record in same_update]
             means.append(statistics.fmean(values))
-            is_finite = all(map(math.isfinite, values))
-            deviations.append(statistics.pstdev(values) if is_finite else math.nan)
+            deviations.append(_sample_deviation(values))
     return positions, means, deviations
+
+
+def _sample_deviation(values: list[float]) -> float:
+    """Return the sample standard deviation, NaN if a value is not finite, 0 for a single value."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    if len(values) == 1:
+        return 0.0
+    return statistics.stdev(values)
 
 
 def check_has_times(records: Records, run_dir: Path, x_axis: RunAxis) -> None:
