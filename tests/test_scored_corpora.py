@@ -241,6 +241,25 @@ def test_lines_without_a_score_are_malformed(
     assert "2 files for 1 files of text" in capsys.readouterr().err
 
 
+def test_errors_name_the_field_without_a_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src = write_text(tmp_path / "src", ["a b", "c d"])
+    text = [f"data.train.src={src}", f"data.train.tgt={src}", *write_valid(tmp_path), *SMALL]
+    for path, message in (
+        ("Bleu", "scores:1: no score in Bleu; fix the line"),
+        ("Ratio.2", "scores:1: no score in Ratio.2; "),
+        ("Ratio", "scores:1: no score, but '[0.5, 0.9]'; "),
+        ("Name", "scores:1: no score, but 'x'; "),
+        ("Text", "scores:2: no score, but 'bad'; "),  # the first line has a number
+    ):
+        records = [{"Ratio": [0.5, 0.9], "Name": "x", "Text": score} for score in ("0.5", "bad")]
+        scores = write_text(tmp_path / "scores", [json.dumps(record) for record in records])
+        settings = [f"data.train.scores={scores}", f"data.train.score={path}"]
+        assert command("preprocess", *text, *settings, f"data_dir={tmp_path / 'refused'}") == 2
+        assert message in capsys.readouterr().err
+
+
 def test_settings_of_scores_that_contradict_each_other_are_errors() -> None:
     for settings, message in (
         ({"score": "3"}, "score=3: needs tsv, jsonl or scores"),

@@ -235,6 +235,8 @@ class _ChunkReader:
             if not np.isfinite(scores[row]):
                 scores[row] = 0.0
                 message = f"no score, but {repr(text)[:30]}"
+                if text == "" and source.score is not None:
+                    message = f"no score in {source.score}"  # a field, or a column of TSV
                 self.malformed.setdefault(row, LineError(row, file_index, message))
         return scores
 
@@ -364,7 +366,7 @@ def _select_texts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_score(record: dict[str, Any], path: str) -> str:
-    """Return the number at a path such as `a` or `a.0` as text, or "" if it has no number.
+    """Return the value at a path such as `a` or `a.0` as text, or "" if there is none.
 
     The names in a path are separated by full stops. In a list, a name is an index from 0.
     """
@@ -376,5 +378,4 @@ def _find_score(record: dict[str, Any], path: str) -> str:
             value = value.get(name)
         else:
             return ""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return repr(value) if is_number else ""
+    return "" if value is None else str(value)
