@@ -503,6 +503,7 @@ PASSWORD = {"content.xml": b"x", "META-INF/manifest.xml": b"<m:encryption-data/>
         ("a.xlf", ENTITIES + b"<xliff/>", "declares the entity a"),
         ("a.xlf", b"<xliff>", "the file is not valid XML: no element found"),
         ("a.xlf", b'<?xml version="1.0" encoding="utf-8"?>\xff', "the file is not in its encoding"),
+        ("a.srt", b"1\r00:00:01,000 --> 00:00:02,000\ra", "the file has no subtitles"),
         ("a.po", b'msgid "a\n', "line 1 is not valid in a PO file"),
         ("a.po", b'"charset=x\\n"', "line 1 is not valid in a PO file"),
         ("a.po", b"\xff", "the file is not in its encoding utf-8"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
 from nmt.documents.markup import MarkupText
 from nmt.documents.texts import SourceText, WrappedText, make_untranslated
+from nmt.errors import DataError
 from nmt.translate.long_lines import space_between
 from nmt.translate.results import LineResult
 
@@ -51,7 +52,7 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
     """Read SubRip. Numbers, times and empty lines become texts without sentences.
 
     The package srt is not used: its pattern takes cubic time for a long number, so that one
-    request could stop the server.
+    request could stop the server. Raises `DataError` if a text has no subtitles.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     texts: list[SourceText] = []
@@ -67,6 +68,10 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
             texts.append(_read_subtitle(speaker_lines, newline, options))
         check_count(len(texts))
         position = start + len(cue_text)
+    if not texts and text.strip():
+        raise DataError(
+            "the file has no subtitles, which follow lines such as 00:00:01,000 --> 00:00:02,500"
+        )
     texts.append(make_untranslated(text[position:]))
     return Document(texts, join_texts)
 
