@@ -310,3 +310,15 @@ def test_a_server_that_cannot_protect_does_not_start(folder: Path) -> None:
     config = ServeConfig(model_dir=[str(folder)], protect=True, backend=Engine.ctranslate2)
     with pytest.raises(ConfigError, match=r"^protect=true: .*; use backend=native$"):
         Models.load(config)
+
+
+def test_lines_in_capitals_are_recased_around_their_placeholders(folder: Path) -> None:
+    translator = Translator.load(folder, device="cpu", backend="native")
+    for text in ("{name}", "me@example.org", "%s"):
+        [translation] = translator.translate([f"THE HOUSE SEES {text} TREE"], **OPTIONS)
+        assert text in translation
+        assert translation.replace(text, "").isupper()
+    # recasing would change the words of the tag
+    line = 'THE HOUSE <a href="X Y">SEES</a> TREE'
+    as_it_is = translator.translate([line], **OPTIONS, recase=False)
+    assert translator.translate([line], **OPTIONS) == as_it_is

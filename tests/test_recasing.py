@@ -24,7 +24,7 @@ from nmt.export.web import read_vocabulary
 from nmt.translate.context import recase_groups
 from nmt.translate.copied import has_no_words
 from nmt.translate.options import LineOptions
-from nmt.translate.recasing import find_case, to_sentence_case
+from nmt.translate.recasing import apply_case, find_case, to_sentence_case
 from nmt.translate.results import EMPTY, LineResult, render
 from nmt.translate.windows import Window, encode_window
 
@@ -86,6 +86,12 @@ RECASED_NAMES = {
     "THE PILOT OF NASA KNOWS ANNA'S ROUTE": "The pilot of NASA knows Anna's route",
     "OTTO KNOWS XAVER QUENTIN": "Otto knows xaver quentin",  # in no training text
     "{name} Knows Anna Today. (Anna Flies)": "{name} knows Anna today. (Anna flies)",
+    "ANNA FLIES TO {city}. https://x.org/A?b=1 KNOWS %s.": (
+        "Anna flies to {city}. https://x.org/A?b=1 knows %s."
+    ),
+    "<b>THE</b> PILOT &nbsp; OF 5% WWW.NASA.ORG": "<b>THE</b> pilot &nbsp; of 5% WWW.NASA.ORG",
+    "anna@x.org Knows The Pilot Today": "anna@x.org knows the pilot today",
+    "ANNA FLIES. anna@x.org KNOWS. www.x.org": "Anna flies. anna@x.org knows. www.x.org",
 }
 
 
@@ -104,14 +110,40 @@ def test_names_and_acronyms_keep_the_capitals_of_the_training_text() -> None:
         assert to_sentence_case(line, tokenizer) == sentence
 
 
+def test_placeholders_and_addresses_do_not_count_and_keep_their_case() -> None:
+    for line, case in (
+        ("ENTER {name} NOW", "upper"),
+        ("SEE https://example.org/a NOW", "upper"),
+        ("SAVE 5% AT www.example.org, &nbsp; $user", "upper"),
+        ("https://example.org/a OK", ""),
+        ("See Me@Example.org For The Prize", "title"),
+        ("see https://Example.org NOW", ""),
+    ):
+        assert find_case(line) == case, line
+    translation = (
+        "siehe <b>{count} häuser</b> auf https://a.org/b, %s von $name, 5% mehr &amp; x@y.z"
+    )
+    assert apply_case(translation, "upper") == (
+        "SIEHE <b>{count} häuser</b> AUF https://a.org/b, %s VON $name, 5% MEHR &amp; x@y.z"
+    )
+    assert apply_case(translation, "title") == (
+        "Siehe <b>{count} häuser</b> Auf https://a.org/b, %s Von $name, 5% Mehr &amp; x@y.z"
+    )
+
+
 RECASE = """
 import fs from "node:fs";
-import { findCase, toSentenceCase } from "./recasing.js";
+import { applyCase, findCase, toSentenceCase } from "./recasing.js";
 import { Tokenizer } from "./tokenizer.js";
 const { vocabulary, lines } = JSON.parse(fs.readFileSync(0));
 const tokenizer = new Tokenizer(vocabulary);
-const recased = lines.map((line) => [findCase(line), toSentenceCase(line, tokenizer)]);
-console.log(JSON.stringify(recased));
+const recase = (line) => [
+  findCase(line),
+  toSentenceCase(line, tokenizer),
+  applyCase(line, "upper"),
+  applyCase(line, "title"),
+];
+console.log(JSON.stringify(lines.map(recase)));
 """
 
 
@@ -121,7 +153,11 @@ def test_the_web_page_recases_as_the_other_engines_do(tmp_path: Path) -> None:
     byte_fallback = train_tokenizer(TEXTS_WITH_NAMES * 50, tokenizer_config(vocab_size=300))
     with_unknown = Tokenizer(train_sentencepiece(TEXTS_WITH_NAMES, hard_vocab_limit=False))
     for tokenizer in (byte_fallback, with_unknown):
-        expected = [[find_case(line), to_sentence_case(line, tokenizer)] for line in lines]
+        expected = []
+        for line in lines:
+            recased = [find_case(line), to_sentence_case(line, tokenizer)]
+            recased += [apply_case(line, "upper"), apply_case(line, "title")]
+            expected.append(recased)
         data = {"vocabulary": read_vocabulary(tokenizer), "lines": lines}
         assert run_script(tmp_path, RECASE, data) == expected
 

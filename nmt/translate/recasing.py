@@ -3,6 +3,8 @@
 A line in capitals or in title case is translated as a sentence in ordinary case. Its translation
 gets the case of the line.
 
+Words with placeholders, tags and addresses keep their case, and do not count.
+
 The tokenizer tells which words are names or acronyms. Its pieces are frequent in the training text,
 so that it divides a word in its usual case into the fewest tokens.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from nmt.data.perturb import CASES
@@ -23,21 +26,24 @@ _MIN_TITLE_WORDS = 3  # fewer words may be a name
 # Tatoeba, such as "Haben Sie Kinder?", none is a title.
 _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
-# The first letter of a sentence, but not of a placeholder such as {name} or a tag
-_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[^\w{<%$]*\w")
+# The first letter of a sentence, but not of a placeholder such as {name}, a tag or an address
+_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[^\w{<%$]*(?!www\.|\S*(?:://|@))\w")
+# a word with an address, a placeholder such as {name}, %s or $name, a tag or an entity
+_LITERAL = re.compile(r"(?i)://|^www\.|@|[{}<>$]|(?:^|\D)%|&#?\w+;")
 _UNKNOWN_COST = 1000  # more tokens than a word has
 
 
 def find_case(text: str) -> str:
     """Return "upper" for a text in capitals, "title" for a text in title case, and otherwise ""."""
-    if text.isupper():
+    words = [word for word in text.split() if not _LITERAL.search(word)]
+    if _are_upper(words):
         # in Chinese or Arabic, whose letters have no case, the only capitals may be an acronym
-        num_capitals = sum(map(str.isupper, text))
-        num_letters = sum(map(str.isalpha, text))
+        characters = "".join(words)
+        num_capitals = sum(map(str.isupper, characters))
+        num_letters = sum(map(str.isalpha, characters))
         has_case = num_capitals >= _MIN_CAPITAL_SHARE * num_letters
         is_upper = has_case and num_capitals >= _MIN_CAPITALS
         return "upper" if is_upper else ""
-    words = text.split()
     # Lo: letters without case, such as Chinese ones; marks such as the ʻ of Hawaiian are Lm
     if any(word[0].islower() or unicodedata.category(word[0]) == "Lo" for word in words):
         return ""
@@ -51,23 +57,38 @@ def to_sentence_case(text: str, tokenizer: Tokenizer) -> str:
 
     A word becomes the form with the fewest tokens of `tokenizer`: in lower case, with a capital, or
     unchanged. Of forms with equally few tokens, the first in this order is chosen. In title case,
-    words with further capitals, such as NASA, do not change.
+    words with further capitals, such as NASA, do not change. Neither do words with placeholders,
+    tags and addresses.
     """
-    is_upper = text.isupper()
+    is_upper = _are_upper([word for word in text.split() if not _LITERAL.search(word)])
 
-    def recase_word(match: re.Match[str]) -> str:
-        word = match[0]
+    def recase_word(word: str) -> str:
         if is_upper or _is_capitalized(word):
             return _usual_case(word, tokenizer)
         return word
 
-    recased = re.sub(r"\S+", recase_word, text)
+    recased = _change_words(text, recase_word)
     return _SENTENCE_START.sub(lambda match: match[0].upper(), recased)
 
 
 def apply_case(text: str, case: str) -> str:
     """Return a translation in `case`, which `find_case` returned for its source."""
-    return CASES[case](text)
+    return _change_words(text, CASES[case])
+
+
+def _change_words(text: str, change_word: Callable[[str], str]) -> str:
+    """Change each word of a text, except words with placeholders, tags and addresses."""
+
+    def change_match(match: re.Match[str]) -> str:
+        word = match[0]
+        return word if _LITERAL.search(word) else change_word(word)
+
+    return re.sub(r"\S+", change_match, text)
+
+
+def _are_upper(words: Sequence[str]) -> bool:
+    """Return whether words have letters, and these are capitals or have no case."""
+    return " ".join(words).isupper()
 
 
 def _is_capitalized(word: str) -> bool:

@@ -1,7 +1,7 @@
 // Lines in capitals or in title case, which models rarely see in training, as in
 // nmt/translate/recasing.py. Such a line is translated in ordinary case, and its translation gets the case
 // of the line. The tokenizer tells which words are names or acronyms: it divides a word in its usual case
-// into the fewest tokens.
+// into the fewest tokens. Words with placeholders, tags and addresses keep their case, and do not count.
 
 const MIN_CAPITALS = 5; // a shorter text may be an abbreviation
 const MIN_CAPITAL_SHARE = 0.8; // of all letters; others may be marks such as the apostrophe of Uzbek
@@ -16,19 +16,23 @@ const SMALL = /[\p{Lowercase}\p{Lt}]/u;
 const SMALL_OR_NO_CASE = /^(?:\p{Lowercase}|\p{Lo})/u;
 const WORD = /\S+/gu;
 const WORD_CHARACTER = /[\p{L}\p{N}_]/u;
-// The first letter of a sentence, but not of a placeholder such as {name} or a tag
-const SENTENCE_START = /(?:^|[.!?…]\s)[^\p{L}\p{N}_{<%$]*[\p{L}\p{N}_]/gu;
+// The first letter of a sentence, but not of a placeholder such as {name}, a tag or an address
+const SENTENCE_START =
+  /(?:^|[.!?…]\s)[^\p{L}\p{N}_{<%$]*(?!www\.|\S*(?::\/\/|@))[\p{L}\p{N}_]/gu;
+// a word with an address, a placeholder such as {name}, %s or $name, a tag or an entity
+const LITERAL = /:\/\/|^www\.|@|[{}<>$]|(?:^|\P{Nd})%|&#?[\p{L}\p{N}_]+;/iu;
 const UNKNOWN_COST = 1000; // more tokens than a word has
 
 /** Return "upper" for a text in capitals, "title" for one in title case, and otherwise "". */
 export function findCase(text) {
-  if (isUpper(text)) {
+  const words = findWords(text);
+  const prose = words.join(" ");
+  if (isUpper(prose)) {
     // an acronym in Chinese or Arabic, whose letters have no case, does not count
-    const numCapitals = (text.match(CAPITALS) ?? []).length;
-    const hasCase = numCapitals >= MIN_CAPITAL_SHARE * (text.match(LETTER) ?? []).length;
+    const numCapitals = (prose.match(CAPITALS) ?? []).length;
+    const hasCase = numCapitals >= MIN_CAPITAL_SHARE * (prose.match(LETTER) ?? []).length;
     return hasCase && numCapitals >= MIN_CAPITALS ? "upper" : "";
   }
-  const words = text.match(WORD) ?? [];
   if (words.some((word) => SMALL_OR_NO_CASE.test(word))) return "";
   const minWords = ENDS_SENTENCE.test(text) ? MIN_TITLE_SENTENCE_WORDS : MIN_TITLE_WORDS;
   return words.filter(isCapitalized).length >= minWords ? "title" : "";
@@ -39,11 +43,11 @@ export function findCase(text) {
  *
  * A word becomes the form with the fewest tokens of `tokenizer`: in lower case, with a capital, or unchanged.
  * Of forms with equally few tokens, the first in this order is chosen. In title case, words with further
- * capitals, such as NASA, do not change.
+ * capitals, such as NASA, do not change. Neither do words with placeholders, tags and addresses.
  */
 export function toSentenceCase(text, tokenizer) {
-  const isUpperText = isUpper(text);
-  const recased = text.replace(WORD, (word) => (
+  const isUpperText = isUpper(findWords(text).join(" "));
+  const recased = changeWords(text, (word) => (
     isUpperText || isCapitalized(word) ? usualCase(word, tokenizer) : word
   ));
   return recased.replace(SENTENCE_START, (start) => start.toUpperCase());
@@ -51,9 +55,19 @@ export function toSentenceCase(text, tokenizer) {
 
 /** Return a translation in a case that `findCase` returned for its source. */
 export function applyCase(text, textCase) {
-  if (textCase === "upper") return text.toUpperCase();
-  if (textCase === "title") return text.replace(WORD, (word) => capitalize(word));
+  if (textCase === "upper") return changeWords(text, (word) => word.toUpperCase());
+  if (textCase === "title") return changeWords(text, capitalize);
   return text;
+}
+
+/** Return the words of a text, except those with placeholders, tags and addresses. */
+function findWords(text) {
+  return (text.match(WORD) ?? []).filter((word) => !LITERAL.test(word));
+}
+
+/** Change each word of a text, except those with placeholders, tags and addresses. */
+function changeWords(text, changeWord) {
+  return text.replace(WORD, (word) => (LITERAL.test(word) ? word : changeWord(word)));
 }
 
 /** Return the form of a word with the fewest tokens, see `toSentenceCase`. */
