@@ -29,7 +29,10 @@ from nmt.config import (
     CorpusConfig,
     ExportFormat,
     ModelConfig,
+    Norm,
+    Optimizer,
     OptimizerConfig,
+    Part,
     PreprocessConfig,
     ResumeRule,
     SearchConfig,
@@ -345,7 +348,7 @@ def list_numbers(schema: type[Any]) -> Iterator[tuple[type[Any], str]]:
 
 NUMBERS = {number for command in COMMANDS.values() for number in list_numbers(command.schema)}
 REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {  # by schema: those it cannot do without
-    "EvaluateConfig": {"hypotheses": "a", "references": ["b"]},
+    "EvaluateConfig": {"hypotheses": ["a"], "references": ["b"]},
     "ScoreConfig": {"src": "a", "tgt": "b"},
     "DistillConfig": {"input": ["a"]},
     "BacktranslateConfig": {"input": ["a"]},
@@ -356,6 +359,32 @@ def assert_out_of_range(schema: type[Any], name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name}=") as error:
         schema(**REQUIRED_SETTINGS.get(schema.__name__, {}), **{name: value})
     assert "\n" not in str(error.value)
+
+
+def test_choices_in_python_may_be_texts() -> None:
+    assert ModelConfig(norm="pre").norm is Norm.pre  # type: ignore[arg-type]
+    assert OptimizerConfig(name="muon").name is Optimizer.muon  # type: ignore[arg-type]
+    config = TrainConfig(init_from="runs/a", freeze=["encoder"])  # type: ignore[list-item]
+    assert config.freeze == [Part.encoder]
+    assert config.freeze[0] is Part.encoder
+    with pytest.raises(ConfigError, match=r"^optimizer.name=muom: no such choice; .*muon"):
+        OptimizerConfig(name="muom")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings", "message"),
+    [
+        (TrainConfig, {"max_updates": "20"}, "max_updates='20': must be of type int"),
+        (ModelConfig, {"dropout": "0.1"}, "dropout='0.1': must be of type float"),
+        (SearchConfig, {"sampling": "false"}, "sampling='false': must be of type bool"),
+        (SplitConfig, {"src": "a.en", "tgt": "a.de"}, "src='a.en': must be of type list"),
+    ],
+)
+def test_a_text_in_place_of_a_number_flag_or_list_is_refused_in_python(
+    config_class: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{message}$"):
+        config_class(**settings)
 
 
 def test_every_bound_of_a_range_is_exact() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from nmt.errors import ConfigError, suggest_names
 
@@ -108,13 +109,15 @@ class Settings:
     key_prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        """Check the ranges of numbers, then call `check`.
+        """Check types and the ranges of numbers, then call `check`.
 
-        Numbers without an upper bound must be at most `MAX_NUMBER`: sums and products of larger
-        numbers could overflow.
+        Texts become members of enums. Numbers without an upper bound must be at most `MAX_NUMBER`:
+        sums and products of larger numbers could overflow.
         """
         for setting in fields(self):
             value = getattr(self, setting.name)
+            if value and isinstance(value, (str, list)) and not isinstance(value, Enum):
+                self._convert_texts(setting.name, value)
             bounds = setting.metadata["range"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):  # a bool is an int
                 # a range with an upper bound does not contain NaN
@@ -126,6 +129,25 @@ class Settings:
                     self.require(False, setting.name, str(bounds))
         self.check()
 
+    def _convert_texts(self, name: str, value: str | list[Any]) -> None:
+        """Replace a text or the texts in a list by the members of enums that they name.
+
+        Raises a `ConfigError` if no member has this name, and a `TypeError` for a text in place of
+        a number, flag or list.
+        """
+        key = self.key_prefix + name
+        settings_class: type = type(self)
+        expected_type = _read_types(settings_class)[name]
+        is_list = get_origin(expected_type) is list
+        choices = get_args(expected_type)[0] if is_list else expected_type
+        has_choices = isinstance(choices, type) and issubclass(choices, Enum)
+        if isinstance(value, str) and (is_list or expected_type in (bool, int, float)):
+            raise TypeError(f"{key}={value!r}: must be of type {expected_type.__name__}")
+        if has_choices and isinstance(value, list):
+            setattr(self, name, [choose(choices, key, item) for item in value])
+        elif has_choices:
+            setattr(self, name, choose(choices, key, value))
+
     def check(self) -> None:
         """Raise a `ConfigError` for contradictory settings; subclasses override this."""
 
@@ -136,6 +158,17 @@ class Settings:
         """
         if not condition:
             raise _invalid_value(self.key_prefix + key, attrgetter(key)(self), problem)
+
+
+@functools.cache  # one call of `get_type_hints` takes as long as several steps of a search
+def _read_types(settings_class: type) -> dict[str, Any]:
+    """Return the type of each setting of a class; `int` for the type hint `int | None`."""
+    types = {}
+    for name, type_hint in get_type_hints(settings_class).items():
+        if type(None) in get_args(type_hint):
+            type_hint = get_args(type_hint)[0]
+        types[name] = type_hint
+    return types
 
 
 def require_valid(is_valid: bool, key: str, value: object, problem: str) -> None:

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypedDict
 
-from nmt.config.options import Settings, choose, option, resolve_path
+from nmt.config.options import Settings, option, resolve_path
 from nmt.config.search import SearchConfig
 
 
@@ -67,8 +67,7 @@ class RerankConfig(Settings):
     )
 
     def __post_init__(self) -> None:
-        # `Translator` also accepts the name of an enum member, and one path instead of a list
-        self.rerank = choose(RerankScore, "rerank", self.rerank)
+        # `Translator` also accepts one path instead of a list
         if isinstance(self.reverse_model, (str, Path)):
             self.reverse_model = [str(self.reverse_model)]
         super().__post_init__()

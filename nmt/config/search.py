@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypedDict
 
-from nmt.config.options import LARGEST_SEED, Settings, choose, option, read_text_file, resolve_path
+from nmt.config.options import LARGEST_SEED, Settings, option, read_text_file, resolve_path
 
 
 class Normalization(str, Enum):
@@ -169,13 +169,6 @@ class SearchConfig(Settings):
     alignment: bool = option(
         False, "report for each target token the source token with the highest attention weight"
     )
-
-    def __post_init__(self) -> None:
-        # config.json of a model stores members of enums as text
-        self.normalization = choose(Normalization, "normalization", self.normalization)
-        self.stop = choose(Stop, "stop", self.stop)
-        self.glossary_mode = choose(GlossaryMode, "glossary_mode", self.glossary_mode)
-        super().__post_init__()
 
     def check(self) -> None:
         are_phrases = all(isinstance(phrase, str) and phrase.strip() for phrase in self.forbid)
