@@ -360,6 +360,26 @@ def test_xliff_units_are_found() -> None:
     assert f'<mrk mtype="seg" mid="1">THE FIRST ONE.</mrk> {segment}</g></target>' in result
 
 
+def test_a_copy_of_the_source_is_translated_if_it_is_marked_as_new() -> None:
+    unit = "<trans-unit><source>the <g id='1'>tree</g></source><target{}>{}</target></trans-unit>"
+    copy = "the <g id='1'>tree</g>"
+    expected = "THE <g id='1'>TREE</g>"
+    for state, target, result in (
+        (' state="new"', copy, expected),
+        (' state="needs-translation"', copy, expected),
+        ("", copy, copy),  # perhaps a name, which is the same in both languages
+        (' state="translated"', copy, copy),
+        (' state="new"', "der Baum", "der Baum"),
+    ):
+        content = f"<xliff>{unit.format(state, target)}</xliff>"
+        expected_content = f"<xliff>{unit.format(state, result)}</xliff>"
+        assert translate("a.xlf", content.encode()).decode() == expected_content
+    segment = "<segment state='initial'><source>a tree</source><target>{}</target></segment>"
+    content = f"<xliff>{segment.format('a tree')}</xliff>"
+    expected_content = f"<xliff>{segment.format('A TREE')}</xliff>"
+    assert translate("a.xlf", content.encode()).decode() == expected_content
+
+
 def test_marked_text_of_xliff_is_not_translated() -> None:
     for mark in ('mtype="protected"', 'id="m1" translate="no"'):
         source = f"press <mrk {mark}>the button</mrk> now"

@@ -26,12 +26,15 @@ _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
 _START_CODES = ("bpt", "bx", "sc")
 _END_CODES = ("ept", "ex", "ec")
 _NUMBER_ATTRIBUTES = ("rid", "startRef", "id")
+# states of a target (XLIFF 1.2) or a segment (XLIFF 2) that has not been translated
+_UNTRANSLATED_STATES = ("new", "needs-translation", "initial")
 
 
 def read_xliff(content: bytes, options: ReadOptions) -> Document:
     """Read the segments that have no target yet. Their translations become the targets.
 
-    Raises `DataError` if the file is not well-formed.
+    A target that is a copy of the source does not count if its state says that it is not
+    translated. Raises `DataError` if the file is not well-formed.
     """
     text, encoding = decode_xml(content)
     texts = _XliffReader(options).read(tokenize_xml(text))
@@ -86,13 +89,13 @@ class _XliffReader:
     def _read_unit(self, tokens: list[XmlToken]) -> None:
         """Add a unit, with the translation of its source as the target.
 
-        A unit with a target, or without a source, stays unchanged.
+        A translated unit, and a unit without a source, stay unchanged.
         """
         children = _find_children(tokens)
         source = children.get("source")
         target = children.get("target")
         is_translated = target is not None and _has_text(tokens[target])
-        if source is None or is_translated:
+        if source is None or (is_translated and not _is_marked_copy(tokens, source, target)):
             self._markup.append(join_raw(tokens))
             return
         # In XLIFF 1.2, <seg-source> may repeat the source, divided into segments. The target is
@@ -196,6 +199,20 @@ def _find_children(tokens: Sequence[XmlToken]) -> dict[str, slice]:
 def _has_text(tokens: Sequence[XmlToken]) -> bool:
     """Return whether elements contain visible characters."""
     return any(token.kind is XmlKind.TEXT and token.text.strip() for token in tokens)
+
+
+def _is_marked_copy(unit: Sequence[XmlToken], source: slice, target: slice | None) -> bool:
+    """Return whether the target of a unit repeats the source and is marked as not translated."""
+    if target is None:
+        return False
+    states = (unit[0].attributes.get("state"), unit[target.start].attributes.get("state"))
+    is_marked = any(state in _UNTRANSLATED_STATES for state in states)
+    return is_marked and _join_text(unit[source]) == _join_text(unit[target])
+
+
+def _join_text(tokens: Sequence[XmlToken]) -> str:
+    """Return the characters of elements, without their tags."""
+    return "".join(token.text for token in tokens)
 
 
 def _starts_segment(token: XmlToken) -> bool:
