@@ -50,6 +50,8 @@ ITEMS = [
     "www.example.org",
     "me@example.org",
     "&nbsp;",
+    "🎉",
+    "👩\u200d💻❤\ufe0f🇩🇪",
 ]
 OPTIONS: dict[str, Any] = {"protect": True, "max_length_b": 20}
 
@@ -89,6 +91,7 @@ def lines_with_items(count: int, *, seed: int = 40) -> list[str]:
             "https://x.org/a?b=1 www.x.de a.b@d.org",
         ),
         ("${x} {{y}} %{z} %1$s %.2f %% %NAME $name", "${x} {{y}} %{z} %1$s %.2f %% %NAME $name"),
+        ("Nice 🎉👍🏽! ☀\ufe0f, 好👩\u200d💻好 → 5 € © ½ ™", "🎉👍🏽 ☀\ufe0f 👩\u200d💻"),
         ("50% of it, 50%ige, 5 % and $5, R&D; a < b", ""),
         ("x&nbsp;y &#160; <0>z</0>", "&nbsp; &#160; <0> </0>"),
         ("请看https://x.cn/a。或联系a@b.cn谢谢", "https://x.cn/a a@b.cn"),

@@ -138,7 +138,7 @@ class SearchConfig(Settings):
     )
     protect: bool = option(
         False,
-        "keep placeholders, tags and addresses of a sentence, such as {name} and %s; "
+        "keep placeholders, tags, addresses and emoji of a sentence, such as {name} and %s; "
         "only beam search",
     )
     sampling: bool = option(False, "sample from the model's distribution instead of beam search")

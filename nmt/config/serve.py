@@ -73,8 +73,8 @@ class ServeConfig(InferenceConfig):
     )
     protect: bool = option(
         False,
-        "keep placeholders, tags and addresses, such as {name} and %s; their sentences need the "
-        "native engine",
+        "keep placeholders, tags, addresses and emoji, such as {name} and %s; their sentences "
+        "need the native engine",
     )
     suggestions: str | None = option(
         None, "JSONL file to which /suggest appends; null: /suggest is off"

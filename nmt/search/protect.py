@@ -1,4 +1,4 @@
-"""Find the texts that a translation must keep unchanged: placeholders, tags and addresses."""
+"""Find the texts that a translation must keep unchanged: placeholders, tags, addresses, emoji."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from nmt.data.tokenizer import Tokenizer
 # they may directly precede and follow a protected text.
 _W = SPACED_CHARACTER
 _MARKS = r"""[".,;:!?)\]}'’»“”…]"""  # punctuation that may follow a web address
+# emoji and other pictures, such as stars; skin tones and letters of flags are among them
+_PICTURES = r"\u231a\u231b\u23e9-\u23fa\u2600-\u27bf\u2b05-\u2b55\U0001f000-\U0001faff"
+# characters within an emoji: joiner, variation selector, tags of flags
+_EMOJI_PARTS = r"\u200d\ufe0f\U000e0020-\U000e007f"
 _PROTECTED = rf"""
     (?<![^\s("'<\[])(?:[a-z][a-z+.-]{{1,19}}://|www\.)[^\s<>"/{UNSPACED}]+/
       (?:[^\s<>"{UNSPACED}]|[{UNSPACED_LETTERS}])+(?<!{_MARKS})
@@ -32,12 +36,13 @@ _PROTECTED = rf"""
     | (?<!\d)%%
     | (?<!{_W})(?<!%)%[A-Za-z_]{_W}+%?                    # %NAME, %name%
     | (?<!{_W})(?<!\$)\$[A-Za-z_]{_W}*                    # $name
+    | [{_PICTURES}][{_PICTURES}{_EMOJI_PARTS}]{{0,63}}     # emoji
     """
 
 
 @cache  # compiling takes 25 ms, which most commands save at their start
 def _protected_pattern() -> re.Pattern[str]:
-    """Return a pattern for placeholders, tags and addresses.
+    """Return a pattern for placeholders, tags, addresses and emoji.
 
     The lookbehinds keep an alternative from starting at each character of a long run of characters,
     so that a search takes linear time.
@@ -58,13 +63,13 @@ class ProtectedText(NamedTuple):
 
 
 def protected_spans(sentence: str) -> list[range]:
-    """Return the span of each placeholder, tag and address."""
+    """Return the span of each placeholder, tag, address and group of emoji."""
     matches = _protected_pattern().finditer(sentence)
     return [range(match.start(), match.end()) for match in matches]
 
 
 def find_protected(sentence: str) -> list[ProtectedText]:
-    """Return the placeholders, tags and addresses of a sentence, in order."""
+    """Return the placeholders, tags, addresses and groups of emoji of a sentence, in order."""
     protected = []
     for match in _protected_pattern().finditer(sentence):
         start = match.start()

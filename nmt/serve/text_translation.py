@@ -105,8 +105,8 @@ class TextTranslator:
     ) -> TranslationOptions:
         """Return options with `protect` only if it is on and a sentence needs it.
 
-        This setting makes search keep placeholders, tags and addresses, but also makes it slower. A
-        request turns it on or off, or else the setting of the server applies.
+        This setting makes search keep placeholders, tags, addresses and emoji, but also makes it
+        slower. A request turns it on or off, or else the setting of the server applies.
         """
         is_on = options.search_changes.get("protect", self._config.protect)
         if not is_on:
