@@ -299,6 +299,9 @@ def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
     comparison = COMPARISONS[options.command]
     results_file = options.results or options.output / f"{options.command}.jsonl"
     results = load_results(results_file)
+    for result in results:
+        if result.variant not in comparison.variants:
+            sys.exit(f"{results_file} has a result of {result.variant!r}; give another --results")
     finished = {(result.variant, result.seed, result.updates) for result in results}
     results_file.parent.mkdir(parents=True, exist_ok=True)
     failures = 0

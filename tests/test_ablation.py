@@ -153,6 +153,20 @@ def test_results_and_data_of_an_output_folder_are_of_one_text(
             compare.main()
 
 
+def test_results_of_another_comparison_are_refused_before_training(
+    compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results.jsonl"
+    [result] = make_results(compare, "word dropout", [30.0])
+    file.write_text(json.dumps(vars(result)) + "\n")
+    monkeypatch.setattr(compare, "prepare", lambda text_dir, data_dir, vocab_size: None)
+    monkeypatch.setattr(compare, "measure_variant", lambda *arguments: pytest.fail("trained"))
+    command = ["compare", "paper", "--text=x", f"--output={tmp_path}", f"--results={file}"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit, match="results.jsonl has a result of 'word dropout'; give an"):
+        compare.main()
+
+
 def test_a_failed_training_does_not_stop_the_others(
     compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
