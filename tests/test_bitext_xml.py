@@ -64,6 +64,28 @@ def test_a_file_of_xliff_does_not_inherit_the_languages_of_the_file_before_it() 
     assert pairs(text, ("en", "fr")) == [("one", "x"), ("two", "x")]
 
 
+def test_deleted_text_and_copies_that_are_marked_as_new_are_skipped() -> None:
+    head = "<file source-language='en' target-language='de'>"
+    unit = "<trans-unit><source>one</source><target{}>{}</target></trans-unit>".format
+    for state, expected in (
+        ("", [("one", "one")]),
+        (" state='translated'", [("one", "one")]),
+        (" state='new'", []),
+        (" state='needs-translation'", []),
+    ):
+        units = unit(state, "one") + unit(" state='new'", "eins")
+        assert pairs(f"<xliff>{head}{units}</file></xliff>") == [*expected, ("one", "eins")]
+    segment = "<segment state='initial'><source>one</source><target>{}</target></segment>".format
+    segments = segment("one") + segment("eins")
+    root = "<xliff srcLang='en' trgLang='de'>"
+    assert pairs(f"{root}<file>{segments}</file></xliff>") == [("one", "eins")]
+    mark = "<mrk mtype='x-sdl-{}'>{}</mrk>".format
+    target = mark("deleted", f"ei<g id='1'>ns</g>{mark('x', 'a')}") + mark("added", "ein") + "s"
+    for keep_markup in (False, True):
+        reviewed = pairs(f"<xliff>{head}{unit('', target)}</file></xliff>", keep_markup=keep_markup)
+        assert reviewed == [("one", "eins")]
+
+
 def test_xliff_is_read_in_the_other_direction_too() -> None:
     for text in (XLIFF_2, XLIFF_2.replace(' trgLang="de"', "")):
         for languages in (("de", "en"), ("de", "en-US")):

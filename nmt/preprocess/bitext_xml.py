@@ -25,6 +25,9 @@ _MARKUP = {"bpt", "ept", "it", "ph", "ut"}
 _UNITS = {"tu", "trans-unit", "segment"}  # elements with a pair: in TMX, XLIFF 1.2 and XLIFF 2
 # elements whose texts are skipped: alternative translations, text between segments, notes
 _SKIPPED = {"alt-trans", "ignorable", "notes"}
+_DELETED = "x-sdl-deleted"  # type of a mark around text that a reviewer deleted, in Trados
+# states of a target (XLIFF 1.2) or a segment (XLIFF 2) that has not been translated
+_UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
 # attributes of `file` in XLIFF 1.2, and of the root in XLIFF 2
 _SOURCE_LANGUAGES = ("source-language", "srcLang")
 _TARGET_LANGUAGES = ("target-language", "trgLang")
@@ -48,7 +51,8 @@ def read_pairs(
         keep_markup: keep the content of elements for markup, such as `<ph>`, as text. The content
             of all other elements within a text is always kept. Tags are always removed.
 
-    Units without one of the texts are skipped. Raises `DataError` for a damaged file, entity
+    Units without one of the texts are skipped, and so are units whose target is a copy of the
+    source and marked as not translated. Raises `DataError` for a damaged file, entity
     declarations, text of more than `MAX_TEXT_LENGTH` characters, very long tags and comments, very
     many nested elements, and a file without any pair.
     """
@@ -90,6 +94,8 @@ class _Reader:
         self._num_bytes = 0  # that the parser has received
         self._depth = 0  # number of open elements
         self._markup_depth = 0  # number of open elements, from the outermost one in `_MARKUP`
+        self._deleted_depth = 0  # number of open elements, from the outermost deleted mark
+        self._unit_states: list[str] = []  # states of the current unit and its target
         self._skip_depth = 0  # number of open elements, from the outermost one in `_SKIPPED`
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
@@ -146,7 +152,7 @@ class _Reader:
             raise DataError(f"{self.name} has more than {_MAX_DEPTH:,} nested elements")
         element = element.rpartition(":")[2]  # removes the prefix of a namespace
         if self._text is not None:
-            self._start_in_text(element)
+            self._start_in_text(element, attributes)
             return
         if self._skip_depth or element in _SKIPPED:
             self._skip_depth += 1
@@ -157,6 +163,7 @@ class _Reader:
             self._file_languages = (source, target or self._guess_target(source))
         elif element in _UNITS:
             self._unit_texts = {}
+            self._unit_states = [attributes.get("state", "")]
         elif element == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif element == "seg":
@@ -164,11 +171,14 @@ class _Reader:
         elif element == "source":
             self._start_text(self._file_languages[0])
         elif element == "target":
+            self._unit_states.append(attributes.get("state", ""))
             self._start_text(self._file_languages[1])
 
-    def _start_in_text(self, element: str) -> None:
+    def _start_in_text(self, element: str, attributes: dict[str, str]) -> None:
         """Handle the start tag of an element within a text."""
-        if self._markup_depth or element in _MARKUP:
+        if self._deleted_depth or attributes.get("mtype") == _DELETED:
+            self._deleted_depth += 1
+        elif self._markup_depth or element in _MARKUP:
             self._markup_depth += 1
         elif element == "cp":  # a character that XML cannot contain
             self._add_text(" ")
@@ -195,7 +205,7 @@ class _Reader:
     def _add_text(self, text: str) -> None:
         """Handle a string between two tags. It may be a part of the current text."""
         is_dropped_markup = self._markup_depth > 0 and not self.keep_markup
-        if self._text is None or is_dropped_markup:
+        if self._text is None or is_dropped_markup or self._deleted_depth:
             return
         self._text_length += len(text)
         if self._text_length > MAX_TEXT_LENGTH:
@@ -207,7 +217,9 @@ class _Reader:
         self._depth -= 1
         element = element.rpartition(":")[2]
         if self._text is not None:
-            if self._markup_depth:
+            if self._deleted_depth:
+                self._deleted_depth -= 1
+            elif self._markup_depth:
                 self._markup_depth -= 1
             elif element in ("seg", "source", "target"):
                 text = " ".join("".join(self._text).split())
@@ -220,7 +232,9 @@ class _Reader:
         elif element in _UNITS:
             source = self._find_text(self.languages[0] or self._file_languages[0])
             target = self._find_text(self.languages[1] or self._file_languages[1])
-            if source and target:
+            is_marked = not _UNTRANSLATED_STATES.isdisjoint(self._unit_states)
+            is_marked_copy = is_marked and source == target
+            if source and target and not is_marked_copy:
                 self.pairs.append((source, target))
 
     def _find_text(self, language: str) -> str:
