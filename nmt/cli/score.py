@@ -120,7 +120,7 @@ class _WindowScorer:
     def _score_targets(
         self, sources: Sequence[str], targets: Sequence[str], first_line: int
     ) -> list[Hypothesis]:
-        """Return the targets of pairs as hypotheses of the model."""
+        """Score the targets of a window with the model, given the sources."""
         return self._translator.score_hypotheses(
             sources,
             targets,
@@ -139,13 +139,15 @@ class _WindowScorer:
     ) -> None:
         """Add `contrast` to each record.
 
-        For one model, it is log P(target|source) per token, minus its mean with other sources. A
-        reverse model does the same with other targets, and `contrast` is the mean of both models.
+        For one model, it is log P(target|source) per token, minus the mean of the same number for
+        other sources. With a reverse model, it is the mean of this difference and of the difference
+        of log P(source|target) per token for other targets.
         """
         other_scores = []
         for other_sources in self._other_sources.choose(sources):
             other_scores.append(self._score_targets(other_sources, targets, first_line))
-        contrasts = _compare([record["per_token"] for record in records], other_scores)
+        scores = [record["per_token"] for record in records]
+        contrasts = _subtract_mean(scores, other_scores)
         if self._reverse_model is not None:
             other_scores = []
             for other_targets in self._other_targets.choose(targets):
@@ -153,16 +155,21 @@ class _WindowScorer:
                     self._reverse_model.score(sources, other_targets, first_line=first_line)
                 )
             reverse_scores = [record["reverse_per_token"] for record in records]
-            reverse_contrasts = _compare(reverse_scores, other_scores)
+            reverse_contrasts = _subtract_mean(reverse_scores, other_scores)
             contrasts = (contrasts + reverse_contrasts) / 2
         for record, contrast in zip(records, contrasts.tolist(), strict=True):
             record["contrast"] = contrast
 
 
-def _compare(
+def _subtract_mean(
     scores: Sequence[float], other_scores: Sequence[Sequence[Hypothesis]]
 ) -> npt.NDArray[np.float64]:
-    """Return the scores per token (N,), minus the mean of `other_scores` of the same lines."""
+    """Subtract from each score per token the mean of the scores of the same pair with other lines.
+
+    Args:
+        scores: log-probabilities per token of N pairs.
+        other_scores: for each choice of other lines, the hypotheses of the N pairs.
+    """
     other_per_token = np.array(
         [[_per_token(hypothesis) for hypothesis in hypotheses] for hypotheses in other_scores]
     )  # (number of other lines, N)

@@ -130,9 +130,9 @@ class Settings:
         self.check()
 
     def _convert_texts(self, name: str, value: str | list[Any]) -> None:
-        """Replace a text or the texts in a list by the members of enums that they name.
+        """Replace a text, or the texts of a list, by the members of an enum with these values.
 
-        Raises a `ConfigError` if no member has this name, and a `TypeError` for a text in place of
+        Raises a `ConfigError` if no member has this value, and a `TypeError` for a text in place of
         a number, flag or list.
         """
         key = self.key_prefix + name
@@ -228,7 +228,7 @@ def _iterate_value(
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
-    """Return the settings of `config` whose rule is not "accept": keys, and values for JSON."""
+    """Return the settings of `config` that a resumed command compares: keys and JSON values."""
     compared = {}
     for key, value, resume_rule in iterate_settings(config):
         if resume_rule != "accept":

@@ -45,7 +45,7 @@ class GlossaryMode(str, Enum):
 class SearchConfig(Settings):
     """How translations are searched (docs/search.md), saved with the model as its defaults.
 
-    The defaults are the values of section 6.1 of the paper.
+    The defaults are the values of section 6.1 of Vaswani et al. (2017).
     """
 
     beam_size: int = option(
@@ -95,8 +95,8 @@ class SearchConfig(Settings):
     )
     stop: Stop = option(
         Stop.first,
-        "beam search: drop hypotheses that cannot win with one more token (first) or at any length "
-        "(exact)",
+        "beam search drops a hypothesis when it cannot become a result with one more token (first), "
+        "or at any length (exact)",
     )
     max_length_a: float = option(
         1.0, "a in the maximum number of output tokens, a * source tokens + b", low=0, high=1000
@@ -113,8 +113,8 @@ class SearchConfig(Settings):
     )
     allow_source_repeats: bool = option(
         False,
-        "let an n-gram occur as often as in the source, with no_repeat_ngram and in the second "
-        "search of loop_guard",
+        "no_repeat_ngram and the second search of loop_guard allow an n-gram as often as it occurs "
+        "in the source",
     )
     repetition_penalty: float = option(
         1.0,
@@ -252,7 +252,7 @@ class SearchConfig(Settings):
 
     @property
     def length_exponent(self) -> float:
-        """The exponent p for engines that rank by log P / length^p, to rank like nmt."""
+        """The exponent p with which engines that rank by log P / length^p rank like nmt."""
         if self.normalization is Normalization.average:
             return 1.0
         if self.normalization is Normalization.none:

@@ -1,6 +1,6 @@
 """Optimizers, gradient clipping, and the exponential moving average (EMA) of the weights."""
 
-# R rows and C columns of a matrix
+# a matrix has R rows and C columns
 
 from __future__ import annotations
 
@@ -80,9 +80,10 @@ def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
 def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: OptimizerConfig) -> Muon:
     """Make the optimizer of `matrices`.
 
-    It has two groups: joint projections to queries, keys and values, and other matrices.
+    It has two groups of parameters. The matrices of the first compute queries, keys and values
+    together.
     """
-    qkv_sizes: dict[Tensor, list[int]] = {}  # keyed by the weight of a joint q, k, v projection
+    qkv_sizes: dict[Tensor, list[int]] = {}  # the rows for q, k and v, keyed by such a matrix
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             qkv_sizes[module.in_projection.weight] = module.qkv_sizes
@@ -121,7 +122,7 @@ class Muon(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if not weights:
                 continue
-            directions = self._directions(weights, group["momentum"])
+            directions = self._update_momentums(weights, group["momentum"])
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             weight_blocks: dict[torch.Size, list[Tensor]] = defaultdict(list)  # keyed by shape
             direction_blocks: dict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -135,8 +136,12 @@ class Muon(torch.optim.Optimizer):
                 step_size = group["lr"] * _MUON_STEP_SIZE * math.sqrt(max(shape))
                 _add_orthogonalized(blocks, direction_blocks[shape], -step_size)
 
-    def _directions(self, weights: list[Tensor], decay: float) -> list[Tensor]:
-        """Add the gradients to the momentums; return the Nesterov momentums."""
+    def _update_momentums(self, weights: list[Tensor], coefficient: float) -> list[Tensor]:
+        """Add the gradients to the momentums; return the Nesterov momentums.
+
+        momentum = coefficient * momentum + (1 - coefficient) * gradient, and the Nesterov momentum
+        is coefficient * momentum + (1 - coefficient) * gradient once more.
+        """
         gradients = []
         momentums = []
         for weight in weights:
@@ -146,8 +151,8 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(weight)
             gradients.append(weight.grad)
             momentums.append(state["momentum_buffer"])
-        torch._foreach_lerp_(momentums, gradients, 1 - decay)
-        return list(torch._foreach_lerp(gradients, momentums, decay))
+        torch._foreach_lerp_(momentums, gradients, 1 - coefficient)
+        return list(torch._foreach_lerp(gradients, momentums, coefficient))
 
 
 def _add_orthogonalized(blocks: list[Tensor], directions: list[Tensor], factor: float) -> None:
@@ -186,9 +191,9 @@ class ScheduleFree(torch.optim.Optimizer):
     Each parameter has three values:
 
     - z takes the steps of Adam without momentum. The state of the optimizer holds z.
-    - x is the average of all z. The weight of the z of update t is the squared learning rate, so
-      that warm-up has a small share, times t to the power of `averaging_power`, which makes the
-      average forget old z sooner. x is not stored, but computed from y and z.
+    - x is the average of all z. Each z has the weight lr^2 * t^averaging_power, where t is the
+      number of its update. So the small learning rates of warm-up count little, and a larger power
+      makes x forget old z sooner. x is not stored, but computed from y and z.
     - y = (1 - beta1) * z + beta1 * x is the weight in the model. Gradients are computed at y.
     """
 
@@ -248,7 +253,7 @@ class ScheduleFree(torch.optim.Optimizer):
     def averaged_copy(self, model: FastTransformer) -> FastTransformer:
         """Return a copy of the trained `model` that has the averaged weights x.
 
-        `model` itself keeps y. Replacing its weights by x and back would round them.
+        `model` itself keeps y: after a change to x and back, its weights would be rounded.
         """
         averaged_model = copy.deepcopy(model).requires_grad_(False)
         for module in averaged_model.modules():
