@@ -95,8 +95,8 @@ class SearchConfig(Settings):
     )
     stop: Stop = option(
         Stop.first,
-        "beam search drops a hypothesis when it cannot become a result with one more token (first), "
-        "or at any length (exact)",
+        "beam search drops a hypothesis that cannot become a result with one more token (first) or "
+        "at any length (exact)",
     )
     max_length_a: float = option(
         1.0, "a in the maximum number of output tokens, a * source tokens + b", low=0, high=1000
