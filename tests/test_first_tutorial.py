@@ -59,7 +59,11 @@ def read_steps() -> list[Step]:
 
 
 def as_pattern(line: str) -> str:
-    """Return a line without its time, with signs in place of numbers, bars and spaces."""
+    """Return a line without its time, with signs in place of numbers, bars and spaces.
+
+    The page shows float32, but some CPUs train in bfloat16.
+    """
+    line = line.replace("bfloat16", "float32")
     line = _BARS.sub("▁", _TIME.sub("", line))
     return re.sub(r"[\s-]+", " ", _NUMBER.sub("0", line)).strip()
 
