@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from growth import assert_linear_time
 from npm import needs_node, run_script
 from tiny import sentences, tokenizer_config, train_sentencepiece
 from translating import translate, write_lines, write_model
@@ -92,6 +93,7 @@ RECASED_NAMES = {
     "<b>THE</b> PILOT &nbsp; OF 5% WWW.NASA.ORG": "<b>THE</b> pilot &nbsp; of 5% WWW.NASA.ORG",
     "anna@x.org Knows The Pilot Today": "anna@x.org knows the pilot today",
     "ANNA FLIES. anna@x.org KNOWS. www.x.org": "Anna flies. anna@x.org knows. www.x.org",
+    "ANNA FLIES. . (a@x.org KNOWS! ?. %s. - ANNA": "Anna flies. . (a@x.org knows! ?. %s. - Anna",
 }
 
 
@@ -166,6 +168,16 @@ def test_a_word_in_a_case_that_the_vocabulary_lacks_has_another_case() -> None:
     model = train_sentencepiece(TEXTS_WITH_NAMES, model_type="word", hard_vocab_limit=False)
     recased = to_sentence_case("TODAY ANNA KNOWS OF BERLIN", Tokenizer(model))
     assert recased == "Today Anna knows of Berlin"
+
+
+@pytest.mark.parametrize("end", ["a@b", "{name}", ""])
+def test_lines_with_many_full_stops_take_linear_time(end: str) -> None:
+    tokenizer = train_tokenizer(TEXTS_WITH_NAMES * 50, tokenizer_config(vocab_size=300))
+
+    def recase(size: int) -> None:
+        to_sentence_case("HELLO " + ". " * size + end, tokenizer)
+
+    assert_linear_time(recase, 4_000)
 
 
 @pytest.fixture(scope="module")

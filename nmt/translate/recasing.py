@@ -26,8 +26,11 @@ _MIN_TITLE_WORDS = 3  # fewer words may be a name
 # Tatoeba, such as "Haben Sie Kinder?", none is a title.
 _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
-# The first letter of a sentence, but not of a placeholder such as {name}, a tag or an address
-_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[^\w{<%$]*(?!www\.|\S*(?:://|@))\w")
+# The start of a sentence up to its first letter, with its first word as a group. A placeholder such
+# as {name} or a tag has no first letter. The pattern matches at each start, since a search that
+# fails at the first of many full stops would read the text again from each of the others.
+_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[^\w{<%$]*(?=(\S*))\w?")
+_ADDRESS = re.compile(r"^www\.|://|@")
 # a word with an address, a placeholder such as {name}, %s or $name, a tag or an entity
 _LITERAL = re.compile(r"(?i)://|^www\.|@|[{}<>$]|(?:^|\D)%|&#?\w+;")
 _UNKNOWN_COST = 1000  # more tokens than a word has
@@ -68,7 +71,7 @@ def to_sentence_case(text: str, tokenizer: Tokenizer) -> str:
         return word
 
     recased = _change_words(text, recase_word)
-    return _SENTENCE_START.sub(lambda match: match[0].upper(), recased)
+    return _SENTENCE_START.sub(_capitalize_start, recased)
 
 
 def apply_case(text: str, case: str) -> str:
@@ -84,6 +87,12 @@ def _change_words(text: str, change_word: Callable[[str], str]) -> str:
         return word if _LITERAL.search(word) else change_word(word)
 
     return re.sub(r"\S+", change_match, text)
+
+
+def _capitalize_start(match: re.Match[str]) -> str:
+    """Return a match of `_SENTENCE_START` with a capital, or unchanged if an address follows."""
+    start, first_word = match[0], match[1]
+    return start if _ADDRESS.search(first_word) else start.upper()
 
 
 def _are_upper(words: Sequence[str]) -> bool:

@@ -16,9 +16,11 @@ const SMALL = /[\p{Lowercase}\p{Lt}]/u;
 const SMALL_OR_NO_CASE = /^(?:\p{Lowercase}|\p{Lo})/u;
 const WORD = /\S+/gu;
 const WORD_CHARACTER = /[\p{L}\p{N}_]/u;
-// The first letter of a sentence, but not of a placeholder such as {name}, a tag or an address
-const SENTENCE_START =
-  /(?:^|[.!?…]\s)[^\p{L}\p{N}_{<%$]*(?!www\.|\S*(?::\/\/|@))[\p{L}\p{N}_]/gu;
+// The start of a sentence up to its first letter, with its first word as a group. A placeholder such as {name}
+// or a tag has no first letter. The pattern matches at each start, since a search that fails at the first of
+// many full stops would read the text again from each of the others.
+const SENTENCE_START = /(?:^|[.!?…]\s)[^\p{L}\p{N}_{<%$]*(?=(\S*))[\p{L}\p{N}_]?/gu;
+const ADDRESS = /^www\.|:\/\/|@/u;
 // a word with an address, a placeholder such as {name}, %s or $name, a tag or an entity
 const LITERAL = /:\/\/|^www\.|@|[{}<>$]|(?:^|\P{Nd})%|&#?[\p{L}\p{N}_]+;/iu;
 const UNKNOWN_COST = 1000; // more tokens than a word has
@@ -50,7 +52,9 @@ export function toSentenceCase(text, tokenizer) {
   const recased = changeWords(text, (word) => (
     isUpperText || isCapitalized(word) ? usualCase(word, tokenizer) : word
   ));
-  return recased.replace(SENTENCE_START, (start) => start.toUpperCase());
+  return recased.replace(SENTENCE_START, (start, firstWord) => (
+    ADDRESS.test(firstWord) ? start : start.toUpperCase()
+  ));
 }
 
 /** Return a translation in a case that `findCase` returned for its source. */
