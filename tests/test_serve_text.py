@@ -122,12 +122,32 @@ def test_elements_within_a_word_keep_their_text() -> None:
         ),
         ("10 M<sup>2</sup> A", "A M<sup>2</sup> 10"),
         ("A <b>B</b>. C", "C <b>B</b>. A"),
+        ("IN 2021<sup>1</sup> IT", "IT 2021<sup>1</sup> IN"),
+        ("10<sup>10</sup> A", "A 10<sup>10</sup>"),
+        ("A 11<sup>1</sup>", "11<sup>1</sup> A"),
+        ("A 1<i>1</i>1", "1<i>1</i>1 A"),
     ):
         sentence = parse_html(text, split_sentences=False)
         [words] = sentence.sentences
         assert sentence.render([translated(words)]) == text
         assert sentence.render([translated(words, backwards=True)]) == backwards
     assert html("a<sup>1</sup> b") == "A<sup>1</sup> B"
+
+
+def test_a_text_within_another_word_is_not_the_text_of_an_element() -> None:
+    for text, target, expected in (
+        ("it is <b>so</b>, yes", "Es ist sogar, ja", "Es ist <b>sogar,</b> ja"),
+        ("it is <b>so</b>, yes", "Es ist so, ja", "Es ist <b>so</b>, ja"),
+        ("<b>an</b>. b", "anders. b", "<b>anders.</b> b"),
+        ("a<sup>[1]</sup> b", "A.[1] b", "A.<sup>[1]</sup> b"),
+    ):
+        source_text = parse_html(text)
+        source_tokens = [f"▁{word}" for word in source_text.sentences[0].split()]
+        tokens = [f"▁{word}" for word in target.split()]
+        order = list(range(len(tokens)))
+        translation = Translation(target, 0, 0, tokens, True, [], alignment=order)
+        result = LineResult([translation], source_tokens=source_tokens)
+        assert source_text.render([result]) == expected
 
 
 def test_elements_without_text_stay_next_to_each_other() -> None:

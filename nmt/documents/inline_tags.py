@@ -212,15 +212,14 @@ def _divide_word(
     for index, element in enumerate(elements):
         if element.start < source_end:  # inside this element
             continue
-        text = source[element.start : element.end]
-        text_start = target.find(text, start, word.end)
+        text_start = _find_text(element, source, target, start, word.end)
         if text_start < 0:
             continue
         if element.start <= position < element.end:
             position = source_start if source_start < element.start else element.end
         if start < text_start:
             divided.append(TargetWord(start, text_start, position))
-        start = text_start + len(text)
+        start = text_start + element.end - element.start
         inner_word = TargetWord(text_start, start, element.start)
         inner_elements = [inner for inner in elements[index + 1 :] if inner.end <= element.end]
         divided += _divide_word(inner_word, inner_elements, element.start, source, target)
@@ -229,6 +228,32 @@ def _divide_word(
     if start < word.end:
         divided.append(TargetWord(start, word.end, position))
     return divided
+
+
+def _find_text(element: Element, source: str, target: str, start: int, end: int) -> int:
+    """Return where `target[start:end]` has the text of an element, or -1.
+
+    An end of the text that is between two letters or digits in the source must also be so in the
+    target, and an end that is not must not. In 2021<sup>1</sup>, the 1 is thus the last digit.
+    """
+    text = source[element.start : element.end]
+    starts_inside = _is_between_letters(source, element.start)
+    ends_inside = _is_between_letters(source, element.end)
+    text_start = target.find(text, start, end)
+    while text_start >= 0:
+        has_same_start = _is_between_letters(target, text_start) == starts_inside
+        has_same_end = _is_between_letters(target, text_start + len(text)) == ends_inside
+        if has_same_start and has_same_end:
+            return text_start
+        text_start = target.find(text, text_start + 1, end)
+    return -1
+
+
+def _is_between_letters(text: str, index: int) -> bool:
+    """Return whether the characters before and at `index` are both letters or digits."""
+    if not 0 < index < len(text):
+        return False
+    return text[index - 1].isalnum() and text[index].isalnum()
 
 
 class TagPlacer:
