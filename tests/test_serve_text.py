@@ -150,6 +150,20 @@ def test_a_text_within_another_word_is_not_the_text_of_an_element() -> None:
         assert source_text.render([result]) == expected
 
 
+def test_each_character_of_a_script_without_spaces_is_a_word() -> None:
+    for text, target, expected in (
+        ("人人都爱<b>人</b>", "人人都愛人", "人人都愛<b>人</b>"),
+        ("<b>人</b>人都爱人", "人人都愛人", "<b>人</b>人都愛人"),
+        ("他人都爱<b>人</b>人", "他人都愛人人", "他人都愛<b>人</b>人"),
+        ("水H<sub>2</sub>O水", "水H2O水", "水H<sub>2</sub>O水"),
+    ):
+        source_text = parse_html(text)
+        order = list(range(len(target)))
+        translation = Translation(target, 0, 0, list(target), True, [], alignment=order)
+        result = LineResult([translation], source_tokens=list(source_text.sentences[0]))
+        assert source_text.render([result]) == expected
+
+
 def test_elements_without_text_stay_next_to_each_other() -> None:
     assert html("a <br-x/><img> b") == "A <br-x/><img> B"
     assert html("a <img><img> b <img>") == "A <img><img> B <img>"

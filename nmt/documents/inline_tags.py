@@ -132,7 +132,7 @@ def _split_words(text: str) -> Iterator[tuple[int, int]]:
     start = None
     for i, character in enumerate(text):
         is_space = character.isspace()
-        is_wide = unicodedata.east_asian_width(character) in ("W", "F")  # wide or full-width
+        is_wide = _is_wide(character)
         if start is not None and (is_space or is_wide):
             yield start, i
             start = None
@@ -144,6 +144,11 @@ def _split_words(text: str) -> Iterator[tuple[int, int]]:
             start = i
     if start is not None:
         yield start, len(text)
+
+
+def _is_wide(character: str) -> bool:
+    """Return whether a character is wide or full-width, as in Chinese."""
+    return unicodedata.east_asian_width(character) in ("W", "F")
 
 
 def divide_words(
@@ -185,20 +190,28 @@ def _list_elements(root: Element) -> Iterator[Element]:
 def _find_source_word(element: Element, source: str) -> tuple[int, int]:
     """Return the first character of the source word around an element, and the index after it.
 
-    If the element is empty or contains a space, or the word is long, this is the element itself.
+    If the element is empty or contains a space, or the word is long, this is the element itself. A
+    word ends before a wide character, as in `_split_words`.
     """
     start = element.start
     end = element.end
     first_characters = source[start : min(end, start + _MAX_WORD_CHARACTERS)]
     if start == end or any(character.isspace() for character in first_characters):
         return start, end
-    while source[max(start - 1, 0) : start].strip() and end - start <= _MAX_WORD_CHARACTERS:
+    while _continues_word(source, start - 1) and end - start <= _MAX_WORD_CHARACTERS:
         start -= 1
-    while source[end : end + 1].strip() and end - start <= _MAX_WORD_CHARACTERS:
+    while _continues_word(source, end) and end - start <= _MAX_WORD_CHARACTERS:
         end += 1
     if end - start > _MAX_WORD_CHARACTERS:
         return element.start, element.end
     return start, end
+
+
+def _continues_word(text: str, index: int) -> bool:
+    """Return whether a text has a character at `index` that is neither a space nor wide."""
+    if not 0 <= index < len(text):
+        return False
+    return not text[index].isspace() and not _is_wide(text[index])
 
 
 def _divide_word(
