@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 import pytest
@@ -22,6 +23,7 @@ TRADOS = (FOLDER / "trados.tmx").read_text(encoding="utf-8")
 XLIFF_1 = (FOLDER / "xliff-1.2.xlf").read_text(encoding="utf-8")
 XLIFF_2 = (FOLDER / "xliff-2.0.xlf").read_text(encoding="utf-8")
 EN_DE = ("en", "de")
+create_parser = expat.ParserCreate
 
 
 def pairs(text: str | bytes, languages: tuple[str, str] = EN_DE, **options: bool) -> list[Any]:
@@ -152,6 +154,51 @@ def test_memory_is_flat_and_a_single_text_is_bounded() -> None:
         with pytest.raises(DataError, match=r"a tag or comment .* without an end, at line 2"):
             list(read_pairs(endless, "a.tmx", EN_DE, keep_markup=False))
         assert next(endless, None) is not None  # it was not read to its end
+
+
+class PostponingParser:
+    """An XML parser that postpones unfinished tags and comments, as expat does from version 2.6.
+
+    It parses again when it has twice as many bytes of them, or the last block of the file.
+    """
+
+    def __init__(self) -> None:
+        self.parser = create_parser()
+        self.postponed = b""
+        self.num_unfinished = 0  # bytes of the unfinished tag or comment at the last parsing
+        self.num_parsed = 0  # bytes
+        self.CurrentByteIndex = -1
+        self.CurrentLineNumber = 1
+
+    def Parse(self, block: bytes, is_final: bool) -> None:
+        self.postponed += block
+        if len(self.postponed) < self.num_unfinished and not is_final:
+            self.CurrentByteIndex = -1
+            return
+        for name, value in vars(self).items():
+            if name.endswith("Handler"):
+                setattr(self.parser, name, value)
+        self.parser.Parse(self.postponed, is_final)
+        self.num_parsed += len(self.postponed)
+        self.postponed = b""
+        self.CurrentByteIndex = self.parser.CurrentByteIndex
+        self.CurrentLineNumber = self.parser.CurrentLineNumber
+        self.num_unfinished = self.num_parsed - self.CurrentByteIndex
+
+
+@pytest.mark.slow
+def test_long_comments_that_the_parser_postpones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expat, "ParserCreate", PostponingParser)
+    unit = '<tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="de"><seg>b</seg></tuv></tu>'
+    long_unit = unit.replace(">a<", f">{'a' * 500_000}<")
+    comment = f"<!--{' ' * 5_000_000}-->"
+    content = f"<tmx><body>{unit}{comment}{long_unit * 10}</body></tmx>".encode()
+    blocks = [content[start : start + 65_536] for start in range(0, len(content), 65_536)]
+    assert len(list(read_pairs(blocks, "a.tmx", EN_DE, keep_markup=False))) == 11
+    endless = itertools.chain([b"<tmx>\n<!-- "], itertools.repeat(b" " * 65_536, 1000))
+    with pytest.raises(DataError, match=r"a tag or comment .* without an end, at line 2"):
+        list(read_pairs(endless, "a.tmx", EN_DE, keep_markup=False))
+    assert next(endless, None) is not None  # it was not read to its end
 
 
 def test_preprocess_reads_tmx_as_the_same_text(tmp_path: Path) -> None:

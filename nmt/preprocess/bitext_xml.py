@@ -109,8 +109,10 @@ class _Reader:
         """Read a block; add the pairs that end in it to `pairs`."""
         self._call_parser(block, is_final=False)
         self._num_bytes += len(block)
-        # the parser stops before a tag or comment that has not ended
-        if self._num_bytes - self._parser.CurrentByteIndex > _MAX_MARKUP_BYTES:
+        # The parser stops at a tag or comment that has not ended. From version 2.6, expat does not
+        # try again until it has twice as many bytes of it; until then, the index is -1.
+        index = self._parser.CurrentByteIndex
+        if index >= 0 and self._num_bytes - index > _MAX_MARKUP_BYTES:
             raise DataError(
                 f"{self.name} has a tag or comment of more than {_MAX_MARKUP_BYTES:,} bytes, or "
                 f"without an end, at line {self._parser.CurrentLineNumber}"
