@@ -201,6 +201,15 @@ def test_long_comments_that_the_parser_postpones(monkeypatch: pytest.MonkeyPatch
     assert next(endless, None) is not None  # it was not read to its end
 
 
+def test_pairs_that_the_parser_postpones_until_the_end_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expat, "ParserCreate", PostponingParser)
+    unit = b'<tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="de"><seg>b</seg></tuv></tu>'
+    blocks = [b"<tmx><body><!--" + b" " * 1000, b"-->" + unit + b"</body></tmx>"]
+    assert list(read_pairs(blocks, "a.tmx", EN_DE, keep_markup=False)) == [("a", "b")]
+
+
 def test_preprocess_reads_tmx_as_the_same_text(tmp_path: Path) -> None:
     lines = sentences(60)
     units = []

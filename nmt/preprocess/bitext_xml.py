@@ -64,6 +64,8 @@ def read_pairs(
         yield from reader.pairs
         reader.pairs.clear()
     reader.finish()
+    num_pairs += len(reader.pairs)
+    yield from reader.pairs
     if num_pairs == 0:
         languages_seen = list_first(sorted(reader.languages_seen), 8)
         problem = f"has no pair of {languages[0]} and {languages[1]}"
@@ -119,7 +121,7 @@ class _Reader:
             )
 
     def finish(self) -> None:
-        """Check that the file is complete."""
+        """Parse what the parser has postponed, and check that the file is complete."""
         self._call_parser(b"", is_final=True)
 
     def _call_parser(self, block: bytes, *, is_final: bool) -> None:
