@@ -321,16 +321,16 @@ def test_dual_scores_follow_from_the_cross_entropies_of_both_models(
 
 
 def test_other_lines_differ_from_the_line_and_have_about_its_length() -> None:
-    window = ["a", "bb", "a", "ccc", "dddd", " "]
-    other_lines = OtherLines(2)
-    first_choice, second_choice = other_lines.choose(window)
-    assert first_choice == ["bb", "ccc", "bb", "dddd", " ", "a"]
-    assert second_choice == ["ccc", "dddd", "ccc", " ", "a", "bb"]
+    other_lines = OtherLines(2, "sources")
+    before, after = other_lines.choose(["a", "bb", "a", "ccc", "dddd", " "])
+    assert before == ["bb", "a", "bb", "bb", "bb", "a"]
+    assert after == ["ccc", "ccc", "ccc", "dddd", "ccc", "bb"]
     # the next window has one line, so its other lines are from the window before
-    assert other_lines.choose(["ee"]) == [["ccc"], ["dddd"]]
-    assert OtherLines(5).choose(["a", "bb"]) == [["bb", "a"]]
-    with pytest.raises(ConfigError, match="needs at least two different lines"):
-        OtherLines(2).choose(["a", "a"])
+    assert other_lines.choose(["ee"]) == [["bb"], ["ccc"]]
+    assert other_lines.choose(["ee", "ee"]) == [["bb", "bb"], ["ccc", "ccc"]]
+    assert OtherLines(5, "sources").choose(["a", "bb"]) == [["bb", "a"]]
+    with pytest.raises(ConfigError, match="measure=contrast: all targets are equal"):
+        OtherLines(2, "targets").choose(["a", "a", ""])
 
 
 @pytest.mark.slow
@@ -355,12 +355,12 @@ def test_contrast_is_the_difference_to_the_scores_with_other_lines(
         return np.array(list(map(float, score(model, sources, targets, "measure=per_token"))))
 
     contrast = per_token(forward, sources, targets)
-    for other_sources in OtherLines(3).choose(sources):
+    for other_sources in OtherLines(3, "sources").choose(sources):
         contrast -= per_token(forward, other_sources, targets) / 3
     reverse_contrast = per_token(reverse, targets, sources)
-    for other_targets in OtherLines(3).choose(targets):
+    for other_targets in OtherLines(3, "targets").choose(targets):
         reverse_contrast -= per_token(reverse, other_targets, sources) / 3
-    options = ["measure=contrast", "negatives=3"]
+    options = ["measure=contrast", "contrast_lines=3"]
     one_model = score(forward, sources, targets, *options)
     assert list(map(float, one_model)) == pytest.approx(contrast, abs=1e-4)
     options.append(f"reverse_model={reverse}")
@@ -373,5 +373,10 @@ def test_contrast_is_the_difference_to_the_scores_with_other_lines(
     files = [f"src={tmp_path / 'src'}", f"tgt={tmp_path / 'tgt'}", "device=cpu"]
     write_lines(tmp_path / "src", ["a"] * 3)
     write_lines(tmp_path / "tgt", ["b", "c", "d"])
-    assert command("score", f"model_dir={forward}", *files, "measure=contrast") == 2
-    assert "needs at least two different lines" in capsys.readouterr().err
+    for options, message in (
+        (["measure=contrast"], "measure=contrast: all sources are equal"),
+        (["measure=contrast", "window_lines=1"], "window_lines=1: measure=contrast compares"),
+        (["contrast_lines=3"], "contrast_lines=3: needs measure=contrast"),
+    ):
+        assert command("score", f"model_dir={forward}", *files, *options) == 2
+        assert message in capsys.readouterr().err

@@ -91,8 +91,8 @@ class _WindowScorer:
         if config.reverse_model is not None:
             languages = translator.find_languages(self._tags)
             self._reverse_model = ReverseModel(config.reverse_model, languages, config.device)
-        self._other_sources = OtherLines(config.negatives)
-        self._other_targets = OtherLines(config.negatives)
+        self._other_sources = OtherLines(config.contrast_lines, "sources")
+        self._other_targets = OtherLines(config.contrast_lines, "targets")
 
     def score(
         self, sources: list[str], targets: list[str], first_line: int

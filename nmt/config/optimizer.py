@@ -57,6 +57,7 @@ class OptimizerConfig(Settings):
         "schedule_free: the average weights update t by t to this power; larger numbers forget old "
         "weights sooner",
         low=0,
+        high=10,
     )
     warmup_steps: int = option(4000, "updates during which the learning rate rises", low=1)
     peak_learning_rate: float | None = option(

@@ -259,8 +259,8 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
         "with reverse_model, 0 to 1), contrast (per_token minus its mean with other sources) or "
         "alignment (linked words, such as 0-0 1-2)",
     )
-    negatives: int = option(
-        2, "other lines that measure=contrast pairs with each line of both sides", low=1
+    contrast_lines: int = option(
+        2, "measure=contrast: number of other lines that a line is compared with", low=1
     )
     reverse_model: list[str] | None = option(
         None,
@@ -286,6 +286,12 @@ class ScoreConfig(ScoringOverrides, LanguagePairConfig):
         if self.measure is ScoreMeasure.dual:
             problem = "needs reverse_model=FOLDER, a model of the other direction"
             self.require(bool(self.reverse_model), "measure", problem)
+        if self.measure is ScoreMeasure.contrast:
+            problem = "measure=contrast compares the lines of a window, so it needs 2 or more"
+            self.require(self.window_lines > 1, "window_lines", problem)
+        else:
+            is_default = self.contrast_lines == ScoreConfig.contrast_lines
+            self.require(is_default, "contrast_lines", "needs measure=contrast")
         if self.format is OutputFormat.text:
             self._check_text_format()
         if self.measure is ScoreMeasure.alignment:

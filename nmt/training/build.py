@@ -109,6 +109,10 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         aligner = WordAligner(data, src_vocab_size=vocab_sizes[0], tgt_vocab_size=vocab_sizes[1])
     batch_maker = BatchMaker(config, data, tokenizers, device, noise, aligner)
     model = build_model(config, tokenizers, world, device)
+    learner = Learner(model, config, batch_maker, world, device)
+    fingerprint = make_fingerprint(config, data_info, samplers)
+    # in place of "auto", so that a run that is resumed on another machine logs a change
+    fingerprint["dtype"] = str(learner.dtype).removeprefix("torch.")
     return Run(
         config=config,
         world=world,
@@ -118,8 +122,8 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         validation=validation,
         samplers=samplers,
         augmenters=make_augmenters(config, data_info, tokenizers, aligner, lemmas),
-        fingerprint=make_fingerprint(config, data_info, samplers),
-        learner=Learner(model, config, batch_maker, world, device),
+        fingerprint=fingerprint,
+        learner=learner,
     )
 
 

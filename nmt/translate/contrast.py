@@ -12,30 +12,39 @@ class OtherLines:
 
     The text comes in windows. Lines are chosen from the current window and the one before, so that
     a last window of a single line also has others. The choice depends on the text alone.
+
+    Args:
+        count: number of other lines for each line.
+        name: name of the lines, for error messages.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, name: str) -> None:
         self._count = count
+        self._name = name
         self._last_window: Sequence[str] = []
 
     def choose(self, window: Sequence[str]) -> list[list[str]]:
         """Return `count` lists of lines, aligned with the lines of `window`.
 
-        Each list has another line for each line of the window. Without enough different lines,
-        there are fewer lists. Raises a `ConfigError` if all lines are equal.
+        Each list has another line for each line of the window. Empty lines are not chosen. Without
+        enough different lines, there are fewer lists. Raises a `ConfigError` if there is only one.
         """
         different_lines = {line for line in [*self._last_window, *window] if line.strip()}
-        different_lines.update(window)
-        self._last_window = window
-        sorted_lines = sorted(different_lines, key=lambda line: (len(line), line))
-        if len(sorted_lines) == 1:
-            raise ConfigError("measure=contrast: needs at least two different lines on each side")
-        positions = {line: i for i, line in enumerate(sorted_lines)}
-        choices = []
-        for distance in range(1, 1 + min(self._count, len(sorted_lines) - 1)):
-            choice = []
-            for line in window:
-                position = (positions[line] + distance) % len(sorted_lines)
-                choice.append(sorted_lines[position])
-            choices.append(choice)
+        candidates = sorted(different_lines, key=lambda line: (len(line), line))
+        if len(candidates) < 2:
+            raise ConfigError(f"measure=contrast: all {self._name} are equal")
+        if len(set(window)) > 1:
+            self._last_window = window
+        num_others = min(self._count, len(candidates) - 1)
+        positions = {line: i for i, line in enumerate(candidates)}
+        choices: list[list[str]] = [[] for _ in range(num_others)]
+        for line in window:
+            position = positions.get(line, -1)  # -1 for an empty line
+            # the candidates around the line, which are fewer on one side at either end
+            start = max(0, position - num_others // 2)
+            start = min(start, len(candidates) - 1 - num_others)
+            neighbors = candidates[start : start + num_others + 1]
+            others = [neighbor for neighbor in neighbors if neighbor != line]
+            for choice, other in zip(choices, others, strict=False):
+                choice.append(other)
         return choices
