@@ -67,7 +67,7 @@ def test_no_sentence_is_in_two_sets_and_no_other_pair_is_lost(tmp_path: Path) ->
     assert forms(train) == forms(expected)
     report = read_report(data)
     assert report["train"]["dropped"] == {"held out": len(pairs) - len(expected)}
-    assert report["overlap"]["valid"]["normalized"]["sources"]["held_out_rows"] == 0
+    assert report["overlap"]["valid"]["normalised"]["sources"]["held_out_rows"] == 0
 
 
 def test_more_validation_pairs_leave_the_test_set_unchanged(tmp_path: Path) -> None:

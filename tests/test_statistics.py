@@ -164,7 +164,7 @@ def is_same(pair: Sequence[str], row: Sequence[str], strictness: str, kind: str)
     for side in KIND_SIDES[kind]:
         form = slow_normal_form(pair[side])
         is_same_form = form != "" and form == slow_normal_form(row[side])
-        if pair[side] != row[side] and not (strictness == "normalized" and is_same_form):
+        if pair[side] != row[side] and not (strictness == "normalised" and is_same_form):
             return False
     return True
 
@@ -174,7 +174,7 @@ def test_overlap_agrees_with_comparing_all_pairs(tokenizer: Tokenizer) -> None:
     lines = [*LINES, *(draw.choice(LINES) for _ in range(40))]
     src, tgt = map(list, zip(*lines, strict=True))
     overlaps = measure(tokenizer, src, tgt, HeldOutFinder(HELD)).overlaps
-    for split, strictness, kind in product(HELD, ("exact", "normalized"), KIND_SIDES):
+    for split, strictness, kind in product(HELD, ("exact", "normalised"), KIND_SIDES):
         rows = list(zip(*HELD[split], strict=True))
         expected = Overlap()
         for number, pair in enumerate(lines, start=1):

@@ -252,16 +252,16 @@ def _advise(report: Report) -> Iterator[str]:
 def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
     """Advise on pairs of a held-out split that are in the training text."""
     size = overlap["num_rows"]
-    num_pairs = overlap["normalized"]["pairs"]["held_out_rows"]
+    num_pairs = overlap["normalised"]["pairs"]["held_out_rows"]
     if num_pairs:
-        first = overlap["examples"]["normalized pairs"][0]
+        first = overlap["examples"]["normalised pairs"][0]
         yield (
             f"{num_pairs:,} of {size:,} {split} pairs ({num_pairs / size:.1%}) are in the training "
             f"text, so scores on {split} will be too high: take them out of it "
             f"(first {first['file']}:{first['line']})."
         )
     for unit in ("sources", "targets"):
-        num_rows = overlap["normalized"][unit]["held_out_rows"]
+        num_rows = overlap["normalised"][unit]["held_out_rows"]
         # a few short sentences, such as "Yes.", are the same in any two texts
         is_frequent = num_rows > 0.01 * size
         if num_rows > num_pairs and is_frequent:

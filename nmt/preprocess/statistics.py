@@ -8,7 +8,7 @@ A training pair is compared with a pair of a held-out set in three units:
 - "targets": their targets match.
 - "pairs": both match.
 
-There are two match levels. At "exact", texts match if they are equal. At "normalized", they match
+There are two match levels. At "exact", texts match if they are equal. At "normalised", they match
 if their normal forms are equal. So an exact match is counted at both levels.
 """
 
@@ -33,7 +33,7 @@ NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
 _BINS_PER_OCTAVE = 16
 _NUM_OCTAVES = 12  # the last bin starts at about a million tokens
 NUM_BINS = NUM_EXACT_LENGTHS + _NUM_OCTAVES * _BINS_PER_OCTAVE
-MATCH_LEVELS = ("exact", "normalized")
+MATCH_LEVELS = ("exact", "normalised")
 # kinds of tokens, as `token_kinds` returns them
 PLAIN = 0
 _UNKNOWN = 1
@@ -234,15 +234,15 @@ class HeldOutFinder:
         src_lines: list[str] = []
         tgt_lines: list[str] = []
         for split, (src, tgt) in splits.items():
-            normalized = _SplitTables(
+            normalised = _SplitTables(
                 by_src=_rows_by_text(map(normal_form, src)),
                 by_tgt=_rows_by_text(map(normal_form, tgt)),
             )
             # Lines of punctuation alone have the normal form "", and would match each other.
-            normalized.by_src.pop("", None)
-            normalized.by_tgt.pop("", None)
+            normalised.by_src.pop("", None)
+            normalised.by_tgt.pop("", None)
             exact = _SplitTables(by_src=_rows_by_text(src), by_tgt=_rows_by_text(tgt))
-            self._tables[split] = {"exact": exact, "normalized": normalized}
+            self._tables[split] = {"exact": exact, "normalised": normalised}
             src_lines += src
             tgt_lines += tgt
         self._src_signatures = np.unique(CharacterStatistics(src_lines).signatures())
@@ -262,7 +262,7 @@ class HeldOutFinder:
             location = chunk.locate_pair(i)
             src = chunk.src[i]
             tgt = chunk.tgt[i]
-            texts = {"exact": (src, tgt), "normalized": (normal_form(src), normal_form(tgt))}
+            texts = {"exact": (src, tgt), "normalised": (normal_form(src), normal_form(tgt))}
             for split, tables in self._tables.items():
                 for level, unit, held_out_rows in _find_matches(tables, texts):
                     overlap = overlaps.setdefault(f"{split} {level} {unit}", Overlap())
@@ -289,7 +289,7 @@ def _find_matches(
         src_text, tgt_text = texts[level]
         matching_src_rows = tables[level].by_src.get(src_text, set())
         matching_tgt_rows = tables[level].by_tgt.get(tgt_text, set())
-        # An exact match is also a match of the level "normalized". The tables of that level do not
+        # An exact match is also a match of the level "normalised". The tables of that level do not
         # have lines such as "...", whose normal form is empty. So each level keeps the rows of the
         # level before.
         src_rows = src_rows | matching_src_rows

@@ -50,7 +50,7 @@ _OVERWRITE_ADVICE = (
 )
 _FINGERPRINT_FILE = "job.json"
 _LOCK_FILE = "lock"
-_FORMAT_VERSION = 7  # a run does not continue in a work folder of another version
+_FORMAT_VERSION = 6  # a run does not continue in a work folder of another version
 
 
 @dataclass(frozen=True)
