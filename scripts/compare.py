@@ -80,8 +80,6 @@ from training_runs import (
 
 import nmt
 from nmt.checkpoint import list_checkpoints, load_weights
-from nmt.config import DType
-from nmt.training.learner import choose_training_dtype
 
 # settings of `variants`
 BASELINE = f"""{SHARED_SETTINGS} model.d_model=128 model.d_ff=512 model.dropout=0.1
@@ -360,6 +358,8 @@ def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed
     arguments += [f"data_dir={data_dir}", f"run_dir={run_dir}", f"seed={seed}"]
     arguments += [f"max_updates={updates}", f"validate_every_updates={updates}"]
     arguments += [f"checkpoint_every_updates={max(50, updates // 60)}", f"device={options.device}"]
+    if options.device == "cpu":
+        arguments.append("dtype=float32")  # so that all CPUs give comparable results
     train_seconds = run_nmt("train", arguments, log)
     tokens_per_second = int(settings["tokens_per_update"]) * updates / train_seconds
     model_dir = run_dir / "checkpoints" / "latest"
@@ -382,15 +382,12 @@ def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed
 
 
 def describe_conditions(device: str, num_jobs: int) -> str:
-    """Return the date, the versions of nmt and torch, the CPU or GPU, and the dtype of training."""
+    """Return the date, the versions of nmt and torch, and the CPU or GPU."""
     machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     if device.startswith("cuda"):
         machine = f"{torch.cuda.get_device_name(device)}, {num_jobs} jobs"
-    # no variant sets `dtype`
-    dtype = choose_training_dtype(DType.auto, torch.device(device))
-    dtype_name = str(dtype).removeprefix("torch.")
     versions = f"nmt {nmt.__version__}, torch {torch.__version__}"
-    return f"{date.today()}, {versions}, {machine}, {dtype_name}"
+    return f"{date.today()}, {versions}, {machine}"
 
 
 def variant_settings(comparison: Comparison, name: str) -> dict[str, str]:

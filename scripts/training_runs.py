@@ -22,7 +22,7 @@ SHARED_SETTINGS = """experiment=multi30k_quick valid_bleu=false tracker=[] num_t
 def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:
     """Preprocess the text files of a folder, unless `data_dir` exists.
 
-    Ends the script if `data_dir` has another text or vocabulary size.
+    Ends the script if `data_dir` was made from other files or with another vocabulary size.
     """
     text_dir = text_dir.resolve()
     settings = ["experiment=multi30k_quick"]

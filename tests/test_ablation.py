@@ -244,17 +244,6 @@ def test_an_interrupted_comparison_with_fairseq_trains_again_from_the_start(
             compare_fairseq.compare_with_fairseq(options, tmp_path / "data")
 
 
-def test_results_say_whether_training_was_in_bfloat16(
-    compare: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for is_faster, dtype in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("nmt.training.learner.is_bfloat16_faster", lambda x=is_faster: x)
-        assert compare.describe_conditions("cpu", 1).endswith(f", {dtype}")
-    for comparison in compare.COMPARISONS.values():
-        for name in comparison.variants:
-            assert "dtype" not in compare.variant_settings(comparison, name)
-
-
 def test_every_variant_is_a_setting_of_training(compare: Any) -> None:
     from nmt.cli.commands import COMMANDS
 

@@ -23,6 +23,7 @@ from toy import (
     assert_resumes_exactly,
     assert_same_weights,
     command,
+    make_run,
     read_records,
     read_values,
     read_weights,
@@ -31,7 +32,7 @@ from toy import (
 )
 
 from nmt.checkpoint import load_info
-from nmt.config import ModelConfig, Part, TrainConfig
+from nmt.config import DType, ModelConfig, Part, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData
 from nmt.data.tokenizer import Tokenizer
@@ -325,6 +326,22 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
         check_fingerprint("short", fingerprints[0], fingerprints[2])
     free = replace(config, max_updates=7, keep_last=9, validate_every_updates=3)
     check_fingerprint("short", saved, make_fingerprint(free, meta, samplers))
+
+
+def test_a_run_on_a_machine_with_another_number_format_says_so(
+    toy_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fingerprints = []
+    for is_faster in (False, True):
+        monkeypatch.setattr("nmt.training.learner.is_bfloat16_faster", lambda x=is_faster: x)
+        run = make_run(toy_data, tmp_path / str(is_faster), dtype=DType.auto)
+        fingerprints.append(run.fingerprint)
+    with caplog.at_level("INFO"):
+        check_fingerprint("step", fingerprints[0], fingerprints[1])
+    assert "changed setting: dtype was float32, is bfloat16" in caplog.text
 
 
 # --- init_from

@@ -162,7 +162,7 @@ class Workspace:
         self.data = folder / "data"  # becomes `data_dir` when it is complete
         self.records = folder / "records"  # the records of finished spans, a folder for each stage
         self.hashes = folder / "hashes"  # hashes of the training pairs, to find repeated ones
-        self.spool = folder / "spool"  # text of archives, compressed files and datasets
+        self.spool = folder / "spool"  # text that is not in plain files, see `find_sources`
         self.plan = folder / "plan"  # tokenizers, their sample, and held-out sets
         self._fingerprint: dict[str, Any] = {}  # fingerprint of an interrupted run's job
         with contextlib.suppress(FileNotFoundError, DamagedError):
