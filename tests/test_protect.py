@@ -92,6 +92,10 @@ def lines_with_items(count: int, *, seed: int = 40) -> list[str]:
         ),
         ("${x} {{y}} %{z} %1$s %.2f %% %NAME $name", "${x} {{y}} %{z} %1$s %.2f %% %NAME $name"),
         ("Nice 🎉👍🏽! ☀\ufe0f, 好👩\u200d💻好 → 5 € © ½ ™", "🎉👍🏽 ☀\ufe0f 👩\u200d💻"),
+        ("1\ufe0f\u20e3 2\u20e3, *\ufe0f\u20e3", "1\ufe0f\u20e3 2\u20e3 *\ufe0f\u20e3"),
+        ("a▶\ufe0f🙂\u200d↔\ufe0f ™\ufe0f ㊗\ufe0f", "▶\ufe0f🙂\u200d↔\ufe0f ™\ufe0f ㊗\ufe0f"),
+        ("ℹ\ufe0f ⤴\ufe0f Ⓜ\ufe0f ➡ ⬅ ★ ✓ ❤", "ℹ\ufe0f ⤴\ufe0f Ⓜ\ufe0f ➡ ⬅ ★ ✓ ❤"),
+        ("❝A❞ ❮b❯ ❶ ➓ ➔ ⬈ ⭢ 🠒 ▶ ‼ 1 # *", ""),
         ("50% of it, 50%ige, 5 % and $5, R&D; a < b", ""),
         ("x&nbsp;y &#160; <0>z</0>", "&nbsp; &#160; <0> </0>"),
         ("请看https://x.cn/a。或联系a@b.cn谢谢", "https://x.cn/a a@b.cn"),
@@ -147,6 +151,8 @@ def test_every_item_is_found_alone_and_in_a_sentence() -> None:
         "(a://a/漢!",
         "(a://a/漢。",
         "漢/.",
+        "1\ufe0f",
+        "🎉™",
     ],
 )
 def test_long_lines_take_linear_time(text: str) -> None:

@@ -14,8 +14,15 @@ from nmt.data.tokenizer import Tokenizer
 # they may directly precede and follow a protected text.
 _W = SPACED_CHARACTER
 _MARKS = r"""[".,;:!?)\]}'’»“”…]"""  # punctuation that may follow a web address
-# emoji and other pictures, such as stars; skin tones and letters of flags are among them
-_PICTURES = r"\u231a\u231b\u23e9-\u23fa\u2600-\u27bf\u2b05-\u2b55\U0001f000-\U0001faff"
+# Emoji and other pictures, such as stars; skin tones and letters of flags are among them. The gaps
+# are quotation marks, brackets, circled digits, and arrows that are no emoji.
+_PICTURES = (
+    r"\u231a\u231b\u23e9-\u23fa\u2600-\u275a\u2761-\u2767\u2795-\u2797\u27a1\u27b0\u27bf"
+    r"\u2b05-\u2b07\u2b1b-\u2b2f\u2b50-\u2b55\U0001f000-\U0001f7ff\U0001f900-\U0001faff"
+)
+# symbols that only the variation selector \ufe0f makes emoji, such as the trade mark sign
+_SYMBOLS = "©®™‼⁉ℹ↔-↪⌨⏏Ⓜ▪-◾⤴⤵〰〽㊗㊙"
+_EMOJI = rf"(?:[{_PICTURES}]|[{_SYMBOLS}]\ufe0f|[0-9\#*]\ufe0f?\u20e3)"  # last: keycaps
 # characters within an emoji: joiner, variation selector, tags of flags
 _EMOJI_PARTS = r"\u200d\ufe0f\U000e0020-\U000e007f"
 _PROTECTED = rf"""
@@ -36,7 +43,7 @@ _PROTECTED = rf"""
     | (?<!\d)%%
     | (?<!{_W})(?<!%)%[A-Za-z_]{_W}+%?                    # %NAME, %name%
     | (?<!{_W})(?<!\$)\$[A-Za-z_]{_W}*                    # $name
-    | [{_PICTURES}][{_PICTURES}{_EMOJI_PARTS}]{{0,63}}     # emoji
+    | {_EMOJI}(?:{_EMOJI}|[{_EMOJI_PARTS}]){{0,63}}       # emoji
     """
 
 
