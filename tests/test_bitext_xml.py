@@ -77,10 +77,15 @@ def test_deleted_text_and_copies_that_are_marked_as_new_are_skipped() -> None:
     ):
         units = unit(state, "one") + unit(" state='new'", "eins")
         assert pairs(f"<xliff>{head}{units}</file></xliff>") == [*expected, ("one", "eins")]
-    segment = "<segment state='initial'><source>one</source><target>{}</target></segment>".format
-    segments = segment("one") + segment("eins")
+    segment = "<segment{}><source>one</source><target>{}</target></segment>".format
     root = "<xliff srcLang='en' trgLang='de'>"
-    assert pairs(f"{root}<file>{segments}</file></xliff>") == [("one", "eins")]
+    for state, expected in (
+        ("", []),  # by default, a segment has the state "initial"
+        (" state='initial'", []),
+        (" state='final'", [("one", "one")]),
+    ):
+        segments = segment(state, "one") + segment("", "eins")
+        assert pairs(f"{root}<file>{segments}</file></xliff>") == [*expected, ("one", "eins")]
     mark = "<mrk mtype='x-sdl-{}'>{}</mrk>".format
     target = mark("deleted", f"ei<g id='1'>ns</g>{mark('x', 'a')}") + mark("added", "ein") + "s"
     for keep_markup in (False, True):

@@ -374,10 +374,15 @@ def test_a_copy_of_the_source_is_translated_if_it_is_marked_as_new() -> None:
         content = f"<xliff>{unit.format(state, target)}</xliff>"
         expected_content = f"<xliff>{unit.format(state, result)}</xliff>"
         assert translate("a.xlf", content.encode()).decode() == expected_content
-    segment = "<segment state='initial'><source>a tree</source><target>{}</target></segment>"
-    content = f"<xliff>{segment.format('a tree')}</xliff>"
-    expected_content = f"<xliff>{segment.format('A TREE')}</xliff>"
-    assert translate("a.xlf", content.encode()).decode() == expected_content
+    segment = "<segment{}><source>a tree</source><target>{}</target></segment>"
+    for state, result in (
+        ("", "A TREE"),  # by default, a segment has the state "initial"
+        (" state='initial'", "A TREE"),
+        (" state='final'", "a tree"),
+    ):
+        content = f"<xliff>{segment.format(state, 'a tree')}</xliff>"
+        expected_content = f"<xliff>{segment.format(state, result)}</xliff>"
+        assert translate("a.xlf", content.encode()).decode() == expected_content
 
 
 def test_marked_text_of_xliff_is_not_translated() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from nmt.data.xliff_states import UNTRANSLATED_STATES, read_state
 from nmt.documents.document import Document, ReadOptions, check_count
 from nmt.documents.html_tokens import Token, TokenKind
 from nmt.documents.markup import parse_tokens
@@ -26,8 +27,6 @@ _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
 _START_CODES = ("bpt", "bx", "sc")
 _END_CODES = ("ept", "ex", "ec")
 _NUMBER_ATTRIBUTES = ("rid", "startRef", "id")
-# states of a target (XLIFF 1.2) or a segment (XLIFF 2) that has not been translated
-_UNTRANSLATED_STATES = ("new", "needs-translation", "initial")
 
 
 def read_xliff(content: bytes, options: ReadOptions) -> Document:
@@ -205,8 +204,9 @@ def _is_marked_copy(unit: Sequence[XmlToken], source: slice, target: slice | Non
     """Return whether the target of a unit repeats the source and is marked as not translated."""
     if target is None:
         return False
-    states = (unit[0].attributes.get("state"), unit[target.start].attributes.get("state"))
-    is_marked = any(state in _UNTRANSLATED_STATES for state in states)
+    elements = (unit[0], unit[target.start])
+    states = [read_state(element.name, element.attributes) for element in elements]
+    is_marked = not UNTRANSLATED_STATES.isdisjoint(states)
     return is_marked and _join_text(unit[source]) == _join_text(unit[target])
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from xml.parsers import expat
 
+from nmt.data.xliff_states import UNTRANSLATED_STATES, read_state
 from nmt.errors import DataError, list_first
 
 MAX_TEXT_LENGTH = 1 << 20  # in characters
@@ -26,8 +27,6 @@ _UNITS = {"tu", "trans-unit", "segment"}  # elements with a pair: in TMX, XLIFF 
 # elements whose texts are skipped: alternative translations, text between segments, notes
 _SKIPPED = {"alt-trans", "ignorable", "notes"}
 _DELETED = "x-sdl-deleted"  # type of a mark around text that a reviewer deleted, in Trados
-# states of a target (XLIFF 1.2) or a segment (XLIFF 2) that has not been translated
-_UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
 # attributes of `file` in XLIFF 1.2, and of the root in XLIFF 2
 _SOURCE_LANGUAGES = ("source-language", "srcLang")
 _TARGET_LANGUAGES = ("target-language", "trgLang")
@@ -167,7 +166,7 @@ class _Reader:
             self._file_languages = (source, target or self._guess_target(source))
         elif element in _UNITS:
             self._unit_texts = {}
-            self._unit_states = [attributes.get("state", "")]
+            self._unit_states = [read_state(element, attributes)]
         elif element == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif element == "seg":
@@ -175,7 +174,7 @@ class _Reader:
         elif element == "source":
             self._start_text(self._file_languages[0])
         elif element == "target":
-            self._unit_states.append(attributes.get("state", ""))
+            self._unit_states.append(read_state(element, attributes))
             self._start_text(self._file_languages[1])
 
     def _start_in_text(self, element: str, attributes: dict[str, str]) -> None:
@@ -236,7 +235,7 @@ class _Reader:
         elif element in _UNITS:
             source = self._find_text(self.languages[0] or self._file_languages[0])
             target = self._find_text(self.languages[1] or self._file_languages[1])
-            is_marked = not _UNTRANSLATED_STATES.isdisjoint(self._unit_states)
+            is_marked = not UNTRANSLATED_STATES.isdisjoint(self._unit_states)
             is_marked_copy = is_marked and source == target
             if source and target and not is_marked_copy:
                 self.pairs.append((source, target))
