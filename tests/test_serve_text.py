@@ -418,6 +418,15 @@ def test_subtitles_without_empty_lines_between_them_or_entities() -> None:
     assert sentences == ["a & b <3 c", "d & e", "7"]
 
 
+def test_subtitles_that_are_all_empty_stay_as_they_are() -> None:
+    for cues in (
+        "1\n00:00:01,000 --> 00:00:02,000\n\n2\n00:00:03,000 --> 00:00:04,000\n",
+        "1\r\n00:00:01,000 --> 00:00:02,000\r\n\r\n",
+        "00:00:01,000 --> 00:00:02,000",
+    ):
+        assert render("a.srt", cues) == cues
+
+
 def test_lines_of_subtitles_are_joined_as_the_language_is_written() -> None:
     cues = "1\n00:01,000 --> 00:02,000\n我今天\n很高兴。\n2\n00:02,000 --> 00:03,000\nI am\nglad.\n"
     texts = read_document("a.srt", cues.encode(), ReadOptions()).texts

@@ -52,7 +52,8 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
     """Read SubRip. Numbers, times and empty lines become texts without sentences.
 
     The package srt is not used: its pattern takes cubic time for a long number, so that one
-    request could stop the server. Raises `DataError` if a text has no subtitles.
+    request could stop the server. Raises `DataError` if a text has no lines of times, or if its
+    lines end in \\r only. A text whose subtitles are all empty stays as it is.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     texts: list[SourceText] = []
@@ -69,9 +70,13 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
         check_count(len(texts))
         position = start + len(cue_text)
     if not texts and text.strip():
-        raise DataError(
-            "the file has no subtitles, which follow lines such as 00:00:01,000 --> 00:00:02,500"
-        )
+        has_times = re.search(f"^{_CUE_TIMES}", text, re.MULTILINE) is not None
+        has_only_returns = "\r" in text and "\n" not in text
+        if not has_times or has_only_returns:
+            raise DataError(
+                "the file has no subtitles: each needs a line such as "
+                "00:00:01,000 --> 00:00:02,500 before its text, and line ends \\n or \\r\\n"
+            )
     texts.append(make_untranslated(text[position:]))
     return Document(texts, join_texts)
 
