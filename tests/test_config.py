@@ -369,12 +369,15 @@ def test_choices_in_python_may_be_texts() -> None:
     assert config.freeze[0] is Part.encoder
     with pytest.raises(ConfigError, match=r"^optimizer.name=muom: no such choice; .*muon"):
         OptimizerConfig(name="muom")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^stop=: no such choice"):
+        SearchConfig(stop="")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("config_class", "settings", "message"),
     [
         (TrainConfig, {"max_updates": "20"}, "max_updates='20': must be of type int"),
+        (TrainConfig, {"max_updates": ""}, "max_updates='': must be of type int"),
         (ModelConfig, {"dropout": "0.1"}, "dropout='0.1': must be of type float"),
         (SearchConfig, {"sampling": "false"}, "sampling='false': must be of type bool"),
         (SplitConfig, {"src": "a.en", "tgt": "a.de"}, "src='a.en': must be of type list"),

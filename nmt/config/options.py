@@ -116,7 +116,7 @@ class Settings:
         """
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if value and isinstance(value, (str, list)) and not isinstance(value, Enum):
+            if isinstance(value, (str, list)) and value != [] and not isinstance(value, Enum):
                 self._convert_texts(setting.name, value)
             bounds = setting.metadata["range"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):  # a bool is an int
