@@ -241,14 +241,18 @@ def test_lines_without_a_score_are_malformed(
     assert "2 files for 1 files of text" in capsys.readouterr().err
 
 
-def test_errors_name_the_field_without_a_score(
+def test_errors_name_the_column_or_field_without_a_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tsv = write_text(tmp_path / "train.tsv", ["a b\tc d\t"])
+    settings = [f"data.train.tsv={tsv}", "data.train.score=3", *write_valid(tmp_path), *SMALL]
+    assert command("preprocess", *settings, f"data_dir={tmp_path / 'refused'}") == 2
+    assert "train.tsv:1: no score in column 3; " in capsys.readouterr().err
     src = write_text(tmp_path / "src", ["a b", "c d"])
     text = [f"data.train.src={src}", f"data.train.tgt={src}", *write_valid(tmp_path), *SMALL]
     for path, message in (
-        ("Bleu", "scores:1: no score in Bleu; fix the line"),
-        ("Ratio.2", "scores:1: no score in Ratio.2; "),
+        ("Bleu", 'scores:1: no score in the field "Bleu"; fix the line'),
+        ("Ratio.2", 'scores:1: no score in the field "Ratio.2"; '),
         ("Ratio", "scores:1: no score, but '[0.5, 0.9]'; "),
         ("Name", "scores:1: no score, but 'x'; "),
         ("Text", "scores:2: no score, but 'bad'; "),  # the first line has a number

@@ -235,8 +235,10 @@ class _ChunkReader:
             if not np.isfinite(scores[row]):
                 scores[row] = 0.0
                 message = f"no score, but {repr(text)[:30]}"
-                if text == "" and source.score is not None:
-                    message = f"no score in {source.score}"  # a field, or a column of TSV
+                if text == "" and source.format is Format.tsv:
+                    message = f"no score in column {source.score}"
+                elif text == "" and source.score is not None:
+                    message = f'no score in the field "{source.score}"'
                 self.malformed.setdefault(row, LineError(row, file_index, message))
         return scores
 
