@@ -15,7 +15,7 @@ from tiny import sentences
 from toy import command
 
 from nmt.errors import DataError
-from nmt.preprocess.bitext_xml import MAX_TEXT_LENGTH, read_pairs
+from nmt.preprocess.bitext_xml import _MAX_DEPTH, _MAX_MARKUP_BYTES, MAX_TEXT_LENGTH, read_pairs
 
 FOLDER = Path(__file__).with_name("bitext")
 OMEGAT = (FOLDER / "omegat.tmx").read_text(encoding="utf-8")
@@ -133,6 +133,13 @@ def test_damaged_files_are_one_line(text: str | bytes, message: str) -> None:
         pairs(text)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_page_states_the_limits() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "sources.md").read_text(encoding="utf-8")
+    assert f"a text of more than {MAX_TEXT_LENGTH:,} characters" in page
+    assert f"a tag or comment of more than {_MAX_MARKUP_BYTES >> 20} MiB" in page
+    assert f"more than {_MAX_DEPTH:,} nested elements" in page
 
 
 @pytest.mark.slow
