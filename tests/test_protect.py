@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from exporting import short_sentences
 from growth import assert_linear_time
+from searching import ToyStepper
 from serving import GOOD, Running, loaded, running
 from tiny import tokenizer_config
 from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.config import Engine, SearchConfig, ServeConfig
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, TokenizerPair
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
+from nmt.search.hypotheses import Hypothesis
 from nmt.search.protect import (
     ProtectedText,
     encode_protected,
@@ -29,6 +31,7 @@ from nmt.search.protect import (
     lacks_protected,
 )
 from nmt.search.request import SearchRequest
+from nmt.search.search import search as search_batch
 from nmt.search.term_search import find_terms
 from nmt.serve.models import Models
 from nmt.translate.copied import has_no_words
@@ -195,6 +198,27 @@ def test_a_text_also_ends_before_a_korean_or_thai_letter() -> None:
         progress = terms.progress((*ids, pieces.index(piece)))
         assert terms.is_complete(progress) == is_end, piece
         assert lacks_protected("%s", f"%s{piece.replace('▁', ' ')}") != is_end
+
+
+def test_a_text_that_cannot_be_encoded_is_not_searched_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["%s a", "a %s"]
+    tgt = train_tokenizer(lines * 9, tokenizer_config(vocab_size=10, byte_fallback=False))
+    num_sentences = []  # of each search
+
+    def search_with_beam(
+        _stepper: object, request: SearchRequest, _tokenizers: object
+    ) -> list[list[Hypothesis]]:
+        num_sentences.append(len(request.sources))
+        hypothesis = Hypothesis(tgt.encode("a"), 0.0, 0.0, finished=True, token_log_probs=[])
+        return [[hypothesis] for _ in request.sources]
+
+    monkeypatch.setattr("nmt.search.search._search_with_beam", search_with_beam)
+    sources = [tokenizer.encode(line) for line in ("a 🎉", "a %s 🎉", "a")]
+    request = SearchRequest(sources, SearchConfig(protect=True, max_length_b=9))
+    search_batch(ToyStepper(), request, TokenizerPair(tokenizer, tgt))
+    assert num_sentences == [3, 1]
 
 
 # --- translations

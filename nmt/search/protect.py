@@ -93,14 +93,22 @@ def has_only_protected(sentence: str) -> bool:
 
 def lacks_protected(sentence: str, translation: str) -> bool:
     """Return whether a translation has a protected text less often than its source."""
-    texts = [protected.text for protected in find_protected(sentence)]
-    for text, count in Counter(texts).items():
+    return len(find_missing(sentence, translation)) > 0
+
+
+def find_missing(sentence: str, translation: str) -> list[ProtectedText]:
+    """Return the protected texts of a sentence that occur less often in its translation."""
+    all_protected = find_protected(sentence)
+    counts = Counter(protected.text for protected in all_protected)
+    distinct = {protected.text: protected for protected in all_protected}
+    missing = []
+    for text, protected in distinct.items():
         pattern = re.escape(text)
-        if text[-1].isalnum():
+        if protected.ends_with_word_character:
             pattern += f"(?!{_W})"  # the text does not continue as another word
-        if len(re.findall(pattern, translation)) < count:
-            return True
-    return False
+        if len(re.findall(pattern, translation)) < counts[text]:
+            missing.append(protected)
+    return missing
 
 
 @lru_cache(maxsize=4096)

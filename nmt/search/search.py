@@ -22,7 +22,7 @@ from nmt.search.constraints import ForbiddenTokens
 from nmt.search.diverse import DiverseSearch
 from nmt.search.glossary import mark_word_ends
 from nmt.search.hypotheses import Hypothesis, check_finite
-from nmt.search.protect import lacks_protected
+from nmt.search.protect import encode_protected, find_missing
 from nmt.search.request import SearchRequest
 from nmt.search.sampling import Sampler, make_sampling_keys
 from nmt.search.single import can_search_one_sentence, search_one_sentence
@@ -71,13 +71,19 @@ def _search_protected(
     """Search without `protect`, then search again the sentences that lack a protected text.
 
     The second search requires the protected texts, such as placeholders, like terms of a glossary.
+    It leaves out texts that the target tokenizer cannot encode, so that a sentence that lacks no
+    other text is not searched again.
     """
     plain_request = replace(request, config=replace(request.config, protect=False))
     results = search(stepper, plain_request, tokenizers)
-    indices = []  # sentences whose best translation lacks a protected text
+    indices = []  # sentences whose best translation lacks a protected text that can be encoded
     for i, hypotheses in enumerate(results):
+        if not hypotheses:
+            continue
         source = request.decode_source(i, tokenizers)
-        if hypotheses and lacks_protected(source, tokenizers.tgt.decode(hypotheses[0].tokens)):
+        translation = tokenizers.tgt.decode(hypotheses[0].tokens)
+        missing = find_missing(source, translation)
+        if any(encode_protected(text, tokenizers.tgt) for text in missing):
             indices.append(i)
     if indices:
         second_results = _search_with_beam(stepper, request.select(indices), tokenizers)
