@@ -54,6 +54,7 @@ def train_part(data_dir: Path, run_dir: Path, sharding: str, max_updates: int) -
         ema_decay=0.9,
         num_threads=1,
         device="cpu",
+        dtype=DType.float32,  # sharded and whole weights round differently to bfloat16
     )
     from torch.distributed.tensor import DTensor  # takes 2 s
 
