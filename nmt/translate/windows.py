@@ -356,9 +356,9 @@ def is_copied(line: str, *, protect: bool) -> bool:
 def choose_case(line: str, *, protect: bool) -> str:
     """Return the case for the translation of a line, see `find_case`.
 
-    With `protect`, lines are not recased if a protected text has spaces, since recasing would
+    With `protect`, lines are not recased if a protected text has whitespace, since recasing would
     change its words.
     """
-    if protect and any(" " in protected.text for protected in find_protected(line)):
+    if protect and any(len(protected.text.split()) > 1 for protected in find_protected(line)):
         return ""
     return find_case(line)
