@@ -282,8 +282,7 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
     without_dropout(learner)
     model = learner.objective.model
     ids = torch.randint(5, model.embedding.num_embeddings, (4000,))
-    eos_id = learner.objective.src_eos_id
-    bos_id = learner.objective.tgt_bos_id
+    eos_id, bos_id = learner.objective.uncut_ids
     batch = learner.batch_maker.make_micro_batch(np.arange(10))
     ends = batch.src[batch.lengths[:, 0].cumsum() - 1]
     starts = batch.tgt_in[batch.lengths[:, 1].cumsum() - batch.lengths[:, 1]]
@@ -291,7 +290,7 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
     assert set(starts.tolist()) == {bos_id}
     ids[::4] = eos_id
     ids[1::4] = bos_id
-    with cut_embeddings(model, src_eos_id=eos_id, tgt_bos_id=bos_id):
+    with cut_embeddings(model, [eos_id, bos_id]):
         is_cut = (model.embedding(ids) == 0).all(dim=1)  # (N,)
     assert not is_cut[::4].any()
     assert not is_cut[1::4].any()

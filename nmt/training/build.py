@@ -112,7 +112,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     learner = Learner(model, config, batch_maker, world, device)
     fingerprint = make_fingerprint(config, data_info, samplers)
     # in place of "auto", so that a run that is resumed on another machine logs a change
-    fingerprint["dtype"] = str(learner.dtype).removeprefix("torch.")
+    fingerprint["dtype"] = learner.dtype_name
     return Run(
         config=config,
         world=world,

@@ -131,9 +131,14 @@ class Learner:
             guided_alignment=config.guided_alignment,
             compiler=make_compiler(should_compile, device),
             used_size=batch_maker.tokenizers.tgt.used_size,  # number of ids that occur
-            src_eos_id=batch_maker.tokenizers.src.eos_id,
-            tgt_bos_id=batch_maker.tokenizers.tgt.bos_id,
+            # as in the code of Gao et al. (2022)
+            uncut_ids=[batch_maker.tokenizers.src.eos_id, batch_maker.tokenizers.tgt.bos_id],
         )
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype of matrix multiplications, such as "bfloat16"."""
+        return str(self.dtype).removeprefix("torch.")
 
     # --- state
 

@@ -14,7 +14,7 @@ Here nll is the negative log-likelihood of the correct token. `torch.nn.CrossEnt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -237,16 +237,14 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 
 
 @contextmanager
-def cut_embeddings(model: FastTransformer, *, src_eos_id: int, tgt_bos_id: int) -> Iterator[None]:
-    """Set the embeddings of random tokens to 0 during the block.
-
-    The EOS of sources and the BOS of targets are never cut, as in the code of Gao et al.
-    """
+def cut_embeddings(model: FastTransformer, uncut_ids: Sequence[int]) -> Iterator[None]:
+    """Set the embeddings of random tokens to 0 during the block, but never those of `uncut_ids`."""
 
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         ids = inputs[0]
         is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
-        is_cut &= (ids != src_eos_id) & (ids != tgt_bos_id)
+        for uncut_id in uncut_ids:
+            is_cut &= ids != uncut_id
         return embedded.masked_fill(is_cut.unsqueeze(-1), 0.0)
 
     hooks = [model.embedding.register_forward_hook(cut)]
@@ -310,8 +308,7 @@ class Objective(nn.Module):
         guided_alignment: float = 0.0,
         compiler: Compiler | None = None,
         used_size: int | None = None,
-        src_eos_id: int = -1,
-        tgt_bos_id: int = -1,
+        uncut_ids: Sequence[int] = (),
     ) -> None:
         """Choose the loss, and compile it and the forward pass with `compiler`, if there is one.
 
@@ -323,16 +320,14 @@ class Objective(nn.Module):
             guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
             compiler: compiles the training; without gradients, the model runs uncompiled.
             used_size: number of ids before the padding of the vocabulary; by default all.
-            src_eos_id: id of EOS in sources, which SimCut never cuts.
-            tgt_bos_id: id of BOS in targets, which SimCut never cuts.
+            uncut_ids: ids of tokens that SimCut never cuts.
         """
         super().__init__()
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop or simcut else 1
         self.has_cut_pass = simcut > 0  # whether the second pass has embeddings set to 0
-        self.src_eos_id = src_eos_id
-        self.tgt_bos_id = tgt_bos_id
+        self.uncut_ids = uncut_ids
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax_loss: SoftmaxLoss = partial(eager_softmax_loss, used_size=used_size)
@@ -358,9 +353,7 @@ class Objective(nn.Module):
         for pass_index in range(self.num_passes):  # each draws new dropout
             cutting: AbstractContextManager[None] = nullcontext()
             if self.has_cut_pass and pass_index == 1:
-                cutting = cut_embeddings(
-                    self.model, src_eos_id=self.src_eos_id, tgt_bos_id=self.tgt_bos_id
-                )
+                cutting = cut_embeddings(self.model, self.uncut_ids)
             with cutting:
                 output = self.forward_model(
                     batch.src,

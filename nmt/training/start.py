@@ -88,15 +88,15 @@ def log_plan(run: Run, state: TrainerState) -> None:
     vocabulary = str(run.tokenizers.tgt.vocab_size)
     if run.tokenizers.src_vocab_size is not None:
         vocabulary = f"{run.tokenizers.src_vocab_size} of the source and {vocabulary} of the target"
-    dtype = str(run.learner.dtype).removeprefix("torch.")
     lines = [
         f"{epoch_plan.num_pairs} pairs; {len(epoch_plan)} updates an epoch; "
         f"{100 * padding_share(sampler.lengths, rank_batches):.1f} % padding",
         f"{update_tokens:.0f} target tokens an update = {batch_tokens:.0f} a batch x "
         f"{batches_per_rank:.1f} batches x {num_ranks} {process_word}",
         f"{count_parameters(run.learner.model)} parameters, vocabulary {vocabulary}, "
-        f"{run.learner.device}, {dtype}; learning rate {peak_learning_rate(run.config):.3e} at its "
-        f"peak, update {run.config.optimizer.warmup_steps}",
+        f"{run.learner.device}, {run.learner.dtype_name}; learning rate "
+        f"{peak_learning_rate(run.config):.3e} at its peak, update "
+        f"{run.config.optimizer.warmup_steps}",
         f"an epoch draws {sampler.mix}",
     ]
     for line in lines:
