@@ -45,7 +45,7 @@ from nmt.data.binary import HeldOutText
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DeviceError
-from nmt.model.fast.layers import is_bfloat16_faster
+from nmt.model.fast import layers
 from nmt.runtime.distributed import (
     World,
     broadcast_from_main,
@@ -395,11 +395,9 @@ def test_bfloat16_is_faster_on_cpus_with_its_instructions_that_are_not_from_inte
         (True, False, False),  # an Intel CPU, which multiplies bfloat16 numbers more slowly
         (False, True, False),
     ):
-        monkeypatch.setattr(
-            "torch.cpu._is_avx512_bf16_supported", lambda x=has_instructions: x, raising=False
-        )
-        monkeypatch.setattr("nmt.model.fast.layers.is_onednn_faster", lambda x=suits_onednn: x)
-        assert is_bfloat16_faster.__wrapped__() is expected
+        monkeypatch.setattr(layers, "has_bfloat16_kernels", lambda x=has_instructions: x)
+        monkeypatch.setattr(layers, "is_onednn_faster", lambda x=suits_onednn: x)
+        assert layers.is_bfloat16_faster() is expected
 
 
 def test_a_cpu_without_instructions_for_half_formats_is_told_what_is_faster(

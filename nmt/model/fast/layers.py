@@ -226,17 +226,13 @@ def has_bfloat16_kernels() -> bool:
     return False
 
 
-@functools.cache
 def is_bfloat16_faster() -> bool:
     """Return whether training in bfloat16 is faster than in float32 on this CPU.
 
     With AVX512-BF16, an AMD EPYC (Zen 5) trained in bfloat16 1.6 to 1.75 times as fast as in
     float32, and an Intel Xeon 0.7 times as fast. Other CPUs were not measured.
     """
-    has_instructions = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # may be missing
-    if has_instructions is None or not has_instructions():
-        return False
-    return is_onednn_faster()  # false for CPUs of Intel
+    return has_bfloat16_kernels() and is_onednn_faster()  # the latter is false for Intel's CPUs
 
 
 def cache_rounded_weights(model: nn.Module) -> None:
