@@ -54,13 +54,7 @@ def translate(config: TranslateConfig) -> None:
     under another name and renamed when it is complete. After a kill, the same command resumes it.
     """
     output_file = _check_paths(config)
-    document = None
-    suffix = Path(config.input).suffix.lower()
-    if suffix in FORMATS and suffix not in LINE_FORMATS:
-        # imported only here, since it imports the readers of all formats, which takes time
-        from nmt.cli.translate_document import open_document
-
-        document = open_document(config, output_file)
+    document = _open_document(config, output_file)
     if document is not None:
         config = document.adapt(config)
     config = with_chosen_backend(config)
@@ -108,6 +102,17 @@ def translate(config: TranslateConfig) -> None:
             )
         total_counts = output.finish(reader, write_output)
     _report_counts(total_counts, config)
+
+
+def _open_document(config: TranslateConfig, output_file: Path | None) -> InputDocument | None:
+    """Open the input if it is a document, such as a DOCX file, and not lines of text."""
+    suffix = Path(config.input).suffix.lower()
+    if suffix not in FORMATS or suffix in LINE_FORMATS:
+        return None
+    # imported only here, since it imports the readers of all formats, which takes time
+    from nmt.cli.translate_document import open_document
+
+    return open_document(config, output_file)
 
 
 def _read_lines(config: TranslateConfig, document: InputDocument | None) -> Iterator[str]:

@@ -139,11 +139,8 @@ def adapt_vocabulary(
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
         # if `init_from` shares this matrix with the joint embedding, it has no tensor of this name
         old_rows = weights.get(name, joint_embedding)  # (V, D), or (V,) for the output bias
-        old_tokenizer = old_tokenizers.tgt
-        new_tokenizer = new_tokenizers.tgt
-        if name == _SRC_EMBEDDING:
-            old_tokenizer = old_tokenizers.src
-            new_tokenizer = new_tokenizers.src
+        old_tokenizer = _tokenizer_of(name, old_tokenizers)
+        new_tokenizer = _tokenizer_of(name, new_tokenizers)
         old_ids, new_ids = _shared_ids(old_tokenizer, new_tokenizer)
         num_new = len(random_weights[name]) - len(new_ids)  # number of new pieces
         if is_frozen and num_new:
@@ -155,8 +152,7 @@ def adapt_vocabulary(
         rows[new_ids] = old_rows[old_ids].to(rows)
         if is_extension:
             segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
-            has_joint_vocabulary = new_tokenizers.src_vocab_size is None
-            if has_joint_vocabulary and new_tokenizer is not new_tokenizers.src:
+            if new_tokenizers.src_vocab_size is None and new_tokenizer is not new_tokenizers.src:
                 # an imported model may have two SentencePiece models, which segment the source and
                 # the target, for one joint vocabulary; add the new pieces of the source's model
                 segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
@@ -175,6 +171,11 @@ def adapt_vocabulary(
     if is_extension:
         _log_growth(old_tokenizers, new_tokenizers)
     return adapted
+
+
+def _tokenizer_of(name: str, tokenizers: Tokenizers) -> Tokenizer:
+    """Return the tokenizer whose ids are the rows of the tensor `name`."""
+    return tokenizers.src if name == _SRC_EMBEDDING else tokenizers.tgt
 
 
 def _log_growth(old_tokenizers: Tokenizers, new_tokenizers: Tokenizers) -> None:
