@@ -55,7 +55,7 @@ class _TestSet:
     bleu_tokenizer: str
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
-    unperturbed_sources: list[str] = field(default_factory=list)  # `by_length` counts their words
+    unperturbed_sources: list[str] = field(default_factory=list)  # only of a perturbed test set
     translate_options: dict[str, Any] = field(default_factory=dict)  # languages or language tags
     label: str = ""  # the corpus, system, perturbation or length group, as shown in the output
 
@@ -279,7 +279,6 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
     """Translate the test sets with the model, after checking that they can be scored."""
     translator = _load_translator(config)
     originals = _read_originals(config, translator)
-    originals = [replace(original, unperturbed_sources=original.sources) for original in originals]
     test_sets = list(originals)
     for test_set in originals:
         test_sets += [_perturb(test_set, change, config.seed) for change in config.perturb]
@@ -372,12 +371,19 @@ def _perturb(test_set: _TestSet, change: Perturbation, seed: int) -> _TestSet:
         for lines, line in zip(references, perturbed_references, strict=True):
             lines.append(line)
     label = test_set.add_label(change.value)
-    return replace(test_set, sources=sources, references=references, label=label)
+    return replace(
+        test_set,
+        sources=sources,
+        unperturbed_sources=test_set.sources,
+        references=references,
+        label=label,
+    )
 
 
 def _divide_by_length(test_set: _TestSet) -> list[_TestSet]:
     """Divide a translated test set into groups by the number of words in the unperturbed source."""
-    word_counts = [len(source.split()) for source in test_set.unperturbed_sources]
+    sources = test_set.unperturbed_sources or test_set.sources
+    word_counts = [len(source.split()) for source in sources]
     groups = []
     for low, high in itertools.pairwise(_LENGTH_BOUNDS):
         indices = [i for i, count in enumerate(word_counts) if low <= count < high]

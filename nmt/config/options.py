@@ -116,7 +116,8 @@ class Settings:
         """
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if isinstance(value, (str, list)) and value != [] and not isinstance(value, Enum):
+            is_text = isinstance(value, str) and not isinstance(value, Enum)
+            if is_text or isinstance(value, list):
                 self._convert_texts(setting.name, value)
             bounds = setting.metadata["range"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):  # a bool is an int
