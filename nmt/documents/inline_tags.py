@@ -222,7 +222,7 @@ def _divide_word(
     start = word.start  # of the characters that are in no word of `divided`
     position = word.source_position
     source_end = 0  # end of the last element whose text was found
-    for index, element in enumerate(elements):
+    for element in elements:
         if element.start < source_end:  # inside this element
             continue
         text_start = _find_text(element, source, target, start, word.end)
@@ -234,7 +234,7 @@ def _divide_word(
             divided.append(TargetWord(start, text_start, position))
         start = text_start + element.end - element.start
         inner_word = TargetWord(text_start, start, element.start)
-        inner_elements = [inner for inner in elements[index + 1 :] if inner.end <= element.end]
+        inner_elements = [child for child in element.children if child.start < child.end]
         divided += _divide_word(inner_word, inner_elements, element.start, source, target)
         source_end = element.end
         position = element.end
