@@ -41,11 +41,7 @@ def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:
     if not data_dir.exists():
         run_nmt("preprocess", [*settings, f"data_dir={data_dir}"])
         settings_file.write_text(json.dumps(settings) + "\n", encoding="utf-8")
-        return
-    if not settings_file.exists():  # an older version wrote `data_dir`
-        return
-    used_settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    if used_settings != settings:
+    elif json.loads(settings_file.read_text(encoding="utf-8")) != settings:
         sys.exit(f"{data_dir} has another text or vocabulary size; give another --output")
 
 
