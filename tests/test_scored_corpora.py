@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,18 @@ def test_settings_of_scores_that_contradict_each_other_are_errors() -> None:
 # the dual score
 
 
+def run_score(
+    folder: Path, model: Path, sources: list[str], targets: list[str], *options: str
+) -> list[str]:
+    """Score pairs with nmt-score, and return the lines of its output. Files are in `folder`."""
+    src = write_lines(folder / "src", sources)
+    tgt = write_lines(folder / "tgt", targets)
+    output = folder / "scores"
+    files = [f"src={src}", f"tgt={tgt}", f"output={output}", "device=cpu"]
+    assert command("score", f"model_dir={model}", *files, *options) == 0
+    return output.read_text(encoding="utf-8").splitlines()
+
+
 @pytest.mark.slow
 def test_dual_scores_follow_from_the_cross_entropies_of_both_models(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -287,28 +300,23 @@ def test_dual_scores_follow_from_the_cross_entropies_of_both_models(
     forward = random_model(tmp_path / "forward", tokenizer)
     random_weights = random_model(tmp_path / "other", tokenizer, seed=4)
     reverse = swap_languages(random_weights, tmp_path / "reverse", tokenizer)
-    src = write_lines(tmp_path / "src", ["", "", *short_sentences(30)])
-    tgt = write_lines(tmp_path / "tgt", ["", "a", *reversed(short_sentences(30))])
-
-    def score(model: Path, src: Path, tgt: Path, *options: str) -> list[str]:
-        output = tmp_path / "scores"
-        files = [f"src={src}", f"tgt={tgt}", f"output={output}", "device=cpu"]
-        assert command("score", f"model_dir={model}", *files, *options) == 0
-        return output.read_text(encoding="utf-8").splitlines()
-
-    per_token = score(forward, src, tgt, "measure=per_token")
-    reverse_per_token = score(reverse, tgt, src, "measure=per_token")
+    sources = ["", "", *short_sentences(30)]
+    targets = ["", "a", *reversed(short_sentences(30))]
+    score = partial(run_score, tmp_path)
+    per_token = score(forward, sources, targets, "measure=per_token")
+    reverse_per_token = score(reverse, targets, sources, "measure=per_token")
     expected = []
     for a, b in zip(map(float, per_token), map(float, reverse_per_token), strict=True):
         expected.append(math.exp(-(abs(a - b) - (a + b) / 2)))
     dual = ["measure=dual", f"reverse_model={reverse}"]
     for window in (7, 8192):
-        scores = list(map(float, score(forward, src, tgt, *dual, f"window_lines={window}")))
+        options = [*dual, f"window_lines={window}"]
+        scores = list(map(float, score(forward, sources, targets, *options)))
         assert scores == pytest.approx(expected, rel=1e-4)
     assert scores[0] == 1.0  # two empty lines
-    records = score(forward, src, tgt, f"reverse_model={reverse}", "format=json")
+    records = score(forward, sources, targets, f"reverse_model={reverse}", "format=json")
     assert [json.loads(line)["dual"] for line in records] == pytest.approx(scores, rel=1e-6)
-    files = [f"model_dir={forward}", f"src={src}", f"tgt={tgt}", "device=cpu"]
+    files = [f"model_dir={forward}", f"src={tmp_path / 'src'}", f"tgt={tmp_path / 'tgt'}"]
     for options, message in (
         (["measure=dual"], "measure=dual: needs reverse_model=FOLDER"),
         (
@@ -347,13 +355,7 @@ def test_contrast_is_the_difference_to_the_scores_with_other_lines(
     sources = short_sentences(30)
     targets = list(reversed(sources))
 
-    def score(model: Path, sources: list[str], targets: list[str], *options: str) -> list[str]:
-        src = write_lines(tmp_path / "src", sources)
-        tgt = write_lines(tmp_path / "tgt", targets)
-        output = tmp_path / "scores"
-        files = [f"src={src}", f"tgt={tgt}", f"output={output}", "device=cpu"]
-        assert command("score", f"model_dir={model}", *files, *options) == 0
-        return output.read_text(encoding="utf-8").splitlines()
+    score = partial(run_score, tmp_path)
 
     def per_token(model: Path, sources: list[str], targets: list[str]) -> Any:
         return np.array(list(map(float, score(model, sources, targets, "measure=per_token"))))

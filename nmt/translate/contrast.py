@@ -11,7 +11,7 @@ class OtherLines:
     """Chooses `count` other lines of about the same length for each line of a text.
 
     The text comes in windows. Lines are chosen from the current window and the one before, so that
-    a last window of a single line also has others. The choice depends on the text alone.
+    a last window of a single line also has others. Equal windows give equal choices.
 
     Args:
         count: number of other lines for each line.
@@ -44,7 +44,8 @@ class OtherLines:
             start = max(0, position - num_others // 2)
             start = min(start, len(candidates) - 1 - num_others)
             neighbors = candidates[start : start + num_others + 1]
-            others = [neighbor for neighbor in neighbors if neighbor != line]
-            for choice, other in zip(choices, others, strict=False):
-                choice.append(other)
+            if line in neighbors:
+                neighbors.remove(line)
+            for i in range(num_others):
+                choices[i].append(neighbors[i])
         return choices
