@@ -53,7 +53,7 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
 
     The package srt is not used: its pattern takes cubic time for a long number, so that one
     request could stop the server. Raises `DataError` if a text has no lines of times, or if its
-    lines end in \\r only. A text whose subtitles are all empty stays as it is.
+    lines end in \\r only. A text whose subtitles are all empty does not change.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     texts: list[SourceText] = []

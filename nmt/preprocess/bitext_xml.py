@@ -50,8 +50,8 @@ def read_pairs(
         keep_markup: keep the content of elements for markup, such as `<ph>`, as text. The content
             of all other elements within a text is always kept. Tags are always removed.
 
-    Units without one of the texts are skipped, and so are units whose target is a copy of the
-    source and marked as not translated. Raises `DataError` for a damaged file, entity
+    Skipped are units without one of the texts, and units whose target is a copy of the source and
+    marked as not translated. Raises `DataError` for a damaged file, entity
     declarations, text of more than `MAX_TEXT_LENGTH` characters, very long tags and comments, very
     many nested elements, and a file without any pair.
     """
@@ -110,8 +110,8 @@ class _Reader:
         """Read a block; add the pairs that end in it to `pairs`."""
         self._call_parser(block, is_final=False)
         self._num_bytes += len(block)
-        # The parser stops at a tag or comment that has not ended. From version 2.6, expat does not
-        # try again until it has twice as many bytes of it; until then, the index is -1.
+        # The parser stops at a tag or comment that has not ended. From version 2.6, expat reads it
+        # again only when the number of its bytes has doubled. Until then, the index is -1.
         index = self._parser.CurrentByteIndex
         if index >= 0 and self._num_bytes - index > _MAX_MARKUP_BYTES:
             raise DataError(
@@ -120,7 +120,7 @@ class _Reader:
             )
 
     def finish(self) -> None:
-        """Parse what the parser has postponed, and check that the file is complete."""
+        """Parse the rest of the file, and check that it is complete."""
         self._call_parser(b"", is_final=True)
 
     def _call_parser(self, block: bytes, *, is_final: bool) -> None:

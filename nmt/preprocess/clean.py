@@ -368,7 +368,7 @@ def _select_texts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_score(record: dict[str, Any], path: str) -> str:
-    """Return the value at a path such as `a` or `a.0` as text, or "" if there is none.
+    """Return the value at a path such as `a` or `a.0` as text, or "" if there is no value.
 
     The names in a path are separated by full stops. In a list, a name is an index from 0.
     """
