@@ -21,7 +21,7 @@ from nmt.errors import DataError
 def read_document(name: str, content: bytes, options: ReadOptions) -> Document:
     """Read a file in the format of its name's suffix.
 
-    Raises `DataError` if the format is unknown, the content is not valid, or there is too much.
+    Raises `DataError` if the format is unknown, the content is not valid, or the file is too large.
     """
     suffix = PurePath(name).suffix.lower()
     if suffix in _TEXT_READERS:

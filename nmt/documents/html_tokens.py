@@ -26,7 +26,8 @@ _OPAQUE_ELEMENTS = _split_names(  # their content is not translated
     "code iframe math noscript object samp script style svg template var"
 )
 _PRE_SPACING = re.compile(r"([\t\r\n\f]+ *| {2,})")  # aligns words and lines in <pre>
-# An unclosed tag costs another pass over the text after it. Beyond these limits, the rest is text.
+# After each tag without a ">", another pass reads the remaining text. Beyond these limits, the
+# remaining text counts as plain text.
 _MAX_UNCLOSED_TAGS = 16
 _MAX_REREAD_CHARACTERS = 50_000
 
@@ -76,9 +77,9 @@ def _split_preformatted(text: str) -> Iterator[Token]:
 
 
 def extract_visible_text(text: str, num_characters: int) -> str:
-    """Return the text to translate at the start of a document: `num_characters` or more.
+    """Return at least `num_characters` characters of text from the start of a document.
 
-    A shorter document gives all its text. Reads no more of a long document than necessary.
+    Returns all text of a shorter document. Reads only as much of a long document as necessary.
     """
     num_read = 8192
     while num_read < len(text):
@@ -206,7 +207,7 @@ class _TokenParser(HTMLParser):
             if tag == self._opaque_name:
                 self._opaque_depth -= 1
             return
-        # the end tag of an opaque element is part of its token, so this one has no start tag
+        # an opaque element's own end tag was handled above, so this tag has no start tag
         is_stray_tag = tag in _OPAQUE_ELEMENTS
         kind = TokenKind.ATOM if is_stray_tag else TokenKind.CLOSING
         self._start_token(kind, tag)

@@ -8,12 +8,12 @@ An element is placed around the target words that attend to the source character
     result     am Meer ein <b>rotes Haus</b>
 
 If other words separate the words of an element, its tags go around the longest run of its words. If
-no word attends to the text of an element, its tags go around the free word that attends closest to
-it. A word is free if no element has it. Without a free word, the tags are left out. An element
-without text, such as an image, goes before the first target word that attends to text after the
-element. Elements inside an element are placed among its words in the same way, so that tags stay
-nested. If an element is a part of a word, such as the 2 in CO<sub>2</sub>, it is placed around the
-same text in the translation of the word.
+no target word attends to the text of an element, its tags go around a free word, which is a target
+word that belongs to no element: the one that attends closest to the element. Without a free word,
+the tags are left out. An element without text, such as an image, goes before the first target word
+that attends to text after the element. Nested elements are placed among the words of the outer
+element in the same way, so that tags stay nested. If an element is a part of a word, such as the 2
+in CO<sub>2</sub>, its tags go around the same text in the translation of the word.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from itertools import accumulate, groupby
 from nmt.documents.texts import find_token_spans
 from nmt.translate.results import LineResult
 
-_MAX_WORD_CHARACTERS = 64  # of the source words that `divide_words` looks at
+_MAX_WORD_CHARACTERS = 64  # maximum length of the source words that `divide_words` handles
 
 
 @dataclass
@@ -154,10 +154,11 @@ def _is_wide(character: str) -> bool:
 def divide_words(
     words: Sequence[TargetWord], root: Element, source: str, target: str
 ) -> list[TargetWord]:
-    """Divide target words at the texts of elements that are a part of a source word.
+    """Split off the texts of elements that are only a part of a word.
 
-    An example is the 2 in CO<sub>2</sub>. If a target word that attends to the source word contains
-    the text of the element, this text becomes a word of its own, and attends to the element.
+    An example is CO<sub>2</sub>, which is one source word. A target word CO2 that attends to it is
+    divided into CO and 2, and the 2 attends to the element. A target word that does not contain the
+    text of the element is not divided.
     """
     elements: dict[int, list[Element]] = {}  # keyed by the start of the source word
     source_ends: dict[int, int] = {}  # the end of each of these source words
@@ -170,13 +171,13 @@ def divide_words(
     source_starts = sorted(source_ends)
     divided: list[TargetWord] = []
     for word in words:
-        # the last of these source words that starts at or before the position
+        # the last of these source words that starts at or before the position, or -1
         index = bisect_right(source_starts, word.source_position) - 1
-        start = source_starts[index] if index >= 0 else 0
-        if word.source_position < source_ends.get(start, 0):
-            divided += _divide_word(word, elements[start], start, source, target)
-        else:
-            divided.append(word)
+        if index < 0 or word.source_position >= source_ends[source_starts[index]]:
+            divided.append(word)  # attends to another source word
+            continue
+        start = source_starts[index]
+        divided += _divide_word(word, elements[start], start, source, target)
     return divided
 
 
@@ -190,8 +191,8 @@ def _list_elements(root: Element) -> Iterator[Element]:
 def _find_source_word(element: Element, source: str) -> tuple[int, int]:
     """Return the first character of the source word around an element, and the index after it.
 
-    If the element is empty or contains a space, or the word is long, this is the element itself. A
-    word ends before a wide character, as in `_split_words`.
+    If the element is empty or contains a space, or if the word is too long, returns the range of
+    the element. A word ends before a wide character, as in `_split_words`.
     """
     start = element.start
     end = element.end
@@ -217,18 +218,22 @@ def _continues_word(text: str, index: int) -> bool:
 def _divide_word(
     word: TargetWord, elements: Sequence[Element], source_start: int, source: str, target: str
 ) -> list[TargetWord]:
-    """Divide a target word at the texts of elements. They belong to the word at `source_start`."""
+    """Divide a target word at the texts of `elements`.
+
+    The elements are parts of the source word that begins at `source_start`.
+    """
     divided: list[TargetWord] = []
-    start = word.start  # of the characters that are in no word of `divided`
+    start = word.start  # the characters from here on are in no word of `divided` yet
     position = word.source_position
     source_end = 0  # end of the last element whose text was found
     for element in elements:
-        if element.start < source_end:  # inside this element
+        if element.start < source_end:  # it is nested in that element
             continue
         text_start = _find_text(element, source, target, start, word.end)
         if text_start < 0:
             continue
         if element.start <= position < element.end:
+            # the target characters before the element must attend to text outside of it
             position = source_start if source_start < element.start else element.end
         if start < text_start:
             divided.append(TargetWord(start, text_start, position))
@@ -246,16 +251,18 @@ def _divide_word(
 def _find_text(element: Element, source: str, target: str, start: int, end: int) -> int:
     """Return where `target[start:end]` has the text of an element, or -1.
 
-    An end of the text that is between two letters or digits in the source must also be so in the
-    target, and an end that is not must not. In 2021<sup>1</sup>, the 1 is thus the last digit.
+    The text must be joined to a letter or digit on the same sides as in the source. For example, in
+    2021<sup>1</sup> the 1 follows a digit and precedes none, so that only the last digit of 20211
+    matches.
     """
     text = source[element.start : element.end]
-    starts_inside = _is_between_letters(source, element.start)
-    ends_inside = _is_between_letters(source, element.end)
+    starts_inside_word = _is_between_letters(source, element.start)
+    ends_inside_word = _is_between_letters(source, element.end)
     text_start = target.find(text, start, end)
     while text_start >= 0:
-        has_same_start = _is_between_letters(target, text_start) == starts_inside
-        has_same_end = _is_between_letters(target, text_start + len(text)) == ends_inside
+        text_end = text_start + len(text)
+        has_same_start = _is_between_letters(target, text_start) == starts_inside_word
+        has_same_end = _is_between_letters(target, text_end) == ends_inside_word
         if has_same_start and has_same_end:
             return text_start
         text_start = target.find(text, text_start + 1, end)
@@ -329,9 +336,9 @@ class TagPlacer:
         return bool(self._source[element.start : element.end].strip())
 
     def _needs_space(self, children: Sequence[Element], index: int, position: int) -> bool:
-        """Return whether the source has a space after an element, and the target none here.
+        """Return whether a space after an element of the source is missing at `position`.
 
-        The space is not due if another element without text comes first, which follows here, too.
+        If another element without text follows directly, the space comes after that element.
         """
         end = children[index].end
         if index + 1 < len(children):
@@ -366,13 +373,14 @@ class TagPlacer:
         """
         spans = self._find_runs(children, region)
         self._add_closest_words(spans, children, region)
-        run_starts: dict[int, int] = {}  # for each word of a run but the first, the run's start
+        run_starts: dict[int, int] = {}  # for each word of a run except the first: the first word
         for run in spans.values():
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
         words = self._words[region.first_word : region.end_word]
-        # The first word whose source position is at or after a child also has the first running
-        # maximum that is. Unlike the positions, the maxima ascend, as `bisect_left` requires.
+        # The first position at or after the start of a child is also the first running maximum at
+        # or after it. `bisect_left` requires ascending values: the maxima ascend, the positions may
+        # not.
         positions = [word.source_position for word in words]
         furthest_positions = list(accumulate(positions, max))
         for index, child in enumerate(children):
@@ -386,8 +394,8 @@ class TagPlacer:
     def _add_closest_words(
         self, spans: dict[int, Span], children: Sequence[Element], region: Region
     ) -> None:
-        """Give each child with text but without words the free word that attends closest to it."""
-        taken: set[int] = set()  # the words of other children
+        """Add a span for each child that has text but no words: the closest free word."""
+        taken: set[int] = set()  # words that belong to a child
         for span in spans.values():
             taken.update(range(span.start, span.end))
         free = [word for word in range(region.first_word, region.end_word) if word not in taken]
@@ -410,10 +418,10 @@ class TagPlacer:
             spans[index] = Span(word, word + 1)
 
     def _find_runs(self, children: Sequence[Element], region: Region) -> dict[int, Span]:
-        """Return the longest run of words of each child that has words, by the child's index.
+        """Map the index of each child that has words to the longest run of its words.
 
-        The first of several longest runs counts. A single word between two words of a child counts
-        as one of them, unless it belongs to another child.
+        The first of several longest runs counts. A single word between two words of a child also
+        belongs to this child, unless it belongs to another one.
         """
         starts = [child.start for child in children]  # ascending: children do not overlap
         owners: list[int | None] = []  # the index of the child that each word belongs to

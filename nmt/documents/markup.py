@@ -18,7 +18,7 @@ from nmt.translate.results import LineResult
 
 _WHITE_SPACE = " \t\r\n\f"  # the white space of HTML, where other spaces are text
 _SPACES = re.compile(f"[{_WHITE_SPACE}]+")
-_MAX_DEPTH = 32  # maximum depth of elements around text: a deeper element gets no content
+_MAX_DEPTH = 32  # maximum nesting of elements; the tags of deeper elements are placed without text
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class MarkupText:
 
 
 def parse_html(text: str, *, split_sentences: bool = True) -> MarkupText:
-    """Find the blocks of a document. Broken markup is text, or stays where it is."""
+    """Find the blocks of text in HTML. Broken markup counts as text or stays where it is."""
     return parse_tokens(tokenize(text), split_sentences=split_sentences)
 
 
@@ -105,7 +105,8 @@ def _is_boundary(token: Token) -> bool:
 def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
     """Divide the tokens of a block into markup at its start, the middle, and markup at its end.
 
-    The markup is not translated: elements without text at either end, and tags around all text.
+    Markup at an end is an element without text, or a tag of an element that contains all the text.
+    It is not translated.
     """
     start = 0
     end = len(tokens)
@@ -189,7 +190,10 @@ class Block:
 def _parse_block(
     tokens: Sequence[Token], *, split_sentences: bool, preserves_space: bool, keeps_elements: bool
 ) -> Block:
-    """Build a block from inline tokens, by default with white space as a browser shows it."""
+    """Build a block from inline tokens.
+
+    Unless `preserves_space` is set, white space is collapsed as in a browser.
+    """
     characters, root = _parse_elements(tokens, preserves_space=preserves_space)
     leading_space = ""
     trailing_space = ""
@@ -215,9 +219,9 @@ def _parse_block(
 
 
 def _parse_elements(tokens: Sequence[Token], *, preserves_space: bool) -> tuple[str, Element]:
-    """Return the text of inline tokens, and an element that holds their elements.
+    """Return the text of inline tokens, and a root whose children are the elements in the text.
 
-    Unless `preserves_space` is set, leaves out a space at the start or after another space.
+    Unless `preserves_space` is set, removes spaces at the start of the text and after other spaces.
     """
     root = Element("", start=0, end=0)
     open_elements = [root]  # the innermost is the last
@@ -237,12 +241,12 @@ def _parse_elements(tokens: Sequence[Token], *, preserves_space: bool) -> tuple[
             element = open_elements.pop()
             element.closing = token.raw
             element.end = len(characters)
-        else:  # also an end tag without a start tag
+        else:  # a start tag, an element without text, or an end tag without a start tag
             position = len(characters)
             element = Element(token.raw, start=position, end=position, name=token.name)
             open_elements[-1].children.append(element)
             if token.kind is not TokenKind.OPENING:
-                ends_in_space = False  # a space after an image counts
+                ends_in_space = False  # keeps a space after an image
             elif len(open_elements) <= _MAX_DEPTH:
                 open_elements.append(element)
     while len(open_elements) > 1:  # an element without an end tag has no content

@@ -58,8 +58,8 @@ _SPELLING_ATTRIBUTE = re.compile(
 )
 # stands for a text box in a paragraph; the number is an index of `XmlPart.inner_parts`
 _MARKER = re.compile(r"<\?nmt-text (\d+)\?>")
-# A paragraph may contain a text box, which has paragraphs and further text boxes. Paragraphs inside
-# of more text boxes than this are not translated.
+# A paragraph may contain a text box, which has paragraphs and further text boxes. Paragraphs that
+# are nested in more text boxes than this are not translated.
 _MAX_DEPTH = 8
 
 
@@ -69,7 +69,7 @@ class XmlPart:
 
     texts: list[SourceText] = field(default_factory=list)
     inner_parts: list[XmlPart] = field(default_factory=list)
-    """The content of text boxes. `texts` has a `_MARKER` instead of each of them."""
+    """The content of text boxes. In `texts`, a `_MARKER` stands in for each text box."""
 
     def list_texts(self) -> list[SourceText]:
         """Return all texts."""
@@ -81,8 +81,7 @@ class XmlPart:
     def join(self, translations: Iterator[str]) -> str:
         """Return the translated file.
 
-        Takes one of `translations` for each text of `list_texts`, in the same order: first for
-        `texts`, then for each inner part.
+        Takes one translation for each text, in the order of `list_texts`, from `translations`.
         """
         translated_texts = list(islice(translations, len(self.texts)))
         inner_texts = [text_box.join(translations) for text_box in self.inner_parts]
@@ -98,7 +97,7 @@ def read_office_part(text: str, options: ReadOptions) -> XmlPart:
 
 
 class _PartReader:
-    """Reads the paragraphs among tokens."""
+    """Finds the paragraphs in the tokens of a file or of a text box."""
 
     def __init__(self, options: ReadOptions, depth: int = 0) -> None:
         """`depth` is the number of paragraphs around the tokens."""
@@ -201,7 +200,7 @@ class _Item(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The content, between the tags of its run if it is a text."""
+        """The source of the item. A text is enclosed in the tags of its run."""
         if self.run_tags is None:
             return self.content
         return self.run_tags.opening + self.content + self.run_tags.closing
@@ -248,11 +247,11 @@ class _RunReader:
     def _is_container_tag(self, start: int, end: int) -> bool:
         """Return whether the element or tag at `start` to `end` begins or ends a container of runs.
 
-        A content control, `<sdt>`, is one only if it has a child `<sdtContent>` with the runs, and
-        a field, `<fldSimple>`, if it is a link.
+        A content control, `<sdt>`, is a container if it has a child `<sdtContent>` with the runs. A
+        field, `<fldSimple>`, is a container if it is a link.
         """
         name = self._tokens[start].name
-        if name == "fldSimple":  # a field; its end tag is only reached if it is a link
+        if name == "fldSimple":  # `read` skips other fields with their end tags
             is_end = self._tokens[start].kind is XmlKind.CLOSING
             return is_end or _is_link(self._tokens[start].attributes.get("instr", ""))
         if name != "sdt":
@@ -361,9 +360,9 @@ def _is_link(instruction: str) -> bool:
 def _group_fields(items: Sequence[_Item]) -> list[_Item]:
     """Join the items of each field.
 
-    A link becomes an element around its text. Any other field becomes one item, whose result is not
-    translated. For a field that begins or ends in another paragraph, each of its marks in this
-    paragraph separates two texts.
+    A link becomes an element around its text. Any other field becomes one item that is not
+    translated. If a field begins or ends in another paragraph, each of its marks in this paragraph
+    separates two texts.
     """
     grouped: list[_Item] = []
     starts: list[int] = []  # indices in `grouped` at which the open fields begin
@@ -385,7 +384,11 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
 
 
 def _join_field(items: Sequence[_Item]) -> list[_Item]:
-    """Return a complete field without marks: an element around the text of a link, or one item."""
+    """Join the items of a complete field. The result has no field marks.
+
+    A link becomes a start tag, the items of its text and an end tag. Any other field becomes one
+    item.
+    """
     marks = [item.field_mark for item in items]
     if "link" in marks and "separate" in marks:
         separator = marks.index("separate")
@@ -397,10 +400,9 @@ def _join_field(items: Sequence[_Item]) -> list[_Item]:
 
 
 def _join_runs(items: Sequence[_Item], options: ReadOptions) -> SourceText:
-    """Make one text of the runs between two boundaries.
+    """Join the runs between two boundaries into one text.
 
-    The most frequent formatting counts as plain. A plain run begins before the text and ends after
-    it.
+    The most frequent formatting counts as plain. The tags of a plain run enclose the text.
     """
     lengths: Counter[_RunTags] = Counter()  # number of characters with each formatting
     for item in items:
@@ -408,7 +410,7 @@ def _join_runs(items: Sequence[_Item], options: ReadOptions) -> SourceText:
             lengths[item.run_tags] += len(item.content.strip())
     if not any(lengths.values()):
         return make_untranslated("".join(item.source for item in items))
-    [(plain, _)] = lengths.most_common(1)
+    plain, _ = lengths.most_common(1)[0]
     tokens = _make_tokens(items, plain)
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
     contents = [plain.opening, *text.contents, plain.closing]

@@ -42,7 +42,7 @@ _ZIP_ERRORS = (  # zipfile raises these for a damaged archive
     struct.error,
     EOFError,
     OSError,
-    RuntimeError,  # a password, or a compression that it lacks
+    RuntimeError,  # a password, or a compression method that zipfile does not support
     ValueError,
 )
 
@@ -53,7 +53,7 @@ class _Format:
 
     name: str
     readers: dict[str, _Reader]
-    """Maps patterns to functions: a function reads the files whose whole name matches."""
+    """Maps patterns of file names to the functions that read these files."""
 
     def find_reader(self, file_name: str) -> _Reader | None:
         """Return the function that reads a file, or None if the file is not translated."""
@@ -102,7 +102,7 @@ def _read_elements(text: str, options: ReadOptions, *, names: frozenset[str]) ->
 
 
 def _is_text(token: XmlToken) -> bool:
-    """Return whether a token belongs to a text, which has several with references or CDATA."""
+    """Return whether a token is a part of a text. References and CDATA divide it into tokens."""
     return token.kind is XmlKind.TEXT or is_cdata_mark(token)
 
 
@@ -167,7 +167,7 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
 
 
 def _unpack_text_files(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:
-    """Check the archive; return for each file with text its reader and its bytes, keyed by name."""
+    """Check an archive, and map the name of each file with text to its reader and its bytes."""
     text_files: dict[str, tuple[_Reader, bytes]] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -189,7 +189,7 @@ def _unpack_text_files(content: bytes, package_format: _Format) -> dict[str, tup
 
 
 def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _Format) -> None:
-    """Raise a `DataError` for macros, encryption and sizes that a document does not have."""
+    """Raise a `DataError` for macros, encryption, too many files and too large files."""
     num_bytes = 0
     num_text_bytes = 0
     entries = archive.infolist()
@@ -219,7 +219,7 @@ def _assemble(
 ) -> bytes:
     """Return the archive with translated parts.
 
-    `translations` has the order of the files in the archive.
+    `translations` are in the order of the files in the archive.
     """
     output = io.BytesIO()
     with (

@@ -31,7 +31,7 @@ _ESCAPE_BY_CHARACTER = str.maketrans(
     {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 )
 _TAG = r"</?[A-Za-z][^<>]*>"
-_PERCENT = (  # placeholders of printf, for messages with another flag, such as c-format
+_PERCENT = (  # placeholders of printf, for flags that `_PLACEHOLDERS` lacks, such as c-format
     r"%(?:\(\w+\))?"  # such as %(name)
     r"(?:\d+\$)?"  # the number of the argument, such as 1$
     r"[-+ #0']*(?:\*|\d+)?(?:\.(?:\*|\d+))?"  # flags, width and precision, such as -8.2

@@ -18,7 +18,10 @@ _QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILIN
 
 
 def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
-    """Read CSV or TSV. The first row is not translated if `columns` are its names."""
+    """Read CSV or TSV.
+
+    If `columns` are names, the first row has these names and is not translated.
+    """
     # the most frequent character of the first row separates the cells
     first_line = _QUOTED_TEXT.sub("", text[:_MAX_ROW_CHARACTERS]).split("\n", 1)[0]
     delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first_line.count)
@@ -87,5 +90,5 @@ def _find_column(header: Sequence[str], name: str) -> int:
 
 
 def _is_column_number(name: str) -> bool:
-    """Return whether a column is given by its number. More than six digits are a name."""
+    """Return whether a column is given by its number. A number has at most six digits."""
     return name.isascii() and name.isdigit() and len(name) <= 6 and int(name) > 0

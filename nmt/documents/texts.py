@@ -31,7 +31,7 @@ class Translatable(Protocol):
 
     @property
     def needs_alignment(self) -> bool:
-        """Whether to find out which source tokens the target tokens attend to."""
+        """Whether `render` needs to know which source token each target token attends to."""
 
 
 def list_sentences(texts: Iterable[Translatable]) -> list[str]:
@@ -92,8 +92,8 @@ class PlainText:
     def target_gaps(self, translations: Sequence[str]) -> list[str]:
         """Return the white space before each translation and after the last one.
 
-        The gaps are the same as in the source. Only between sentences without a gap, as in Chinese
-        and Japanese, a space is inserted if the script of the translations uses spaces.
+        The gaps of the source are kept. If the source has no gap between two sentences, as in
+        Chinese and Japanese, a space is inserted if the script of the translations uses spaces.
         """
         gaps = list(self.gaps)
         previous = ""
@@ -221,7 +221,7 @@ def split_into_windows(
 ) -> Iterator[list[SourceText]]:
     """Yield consecutive texts in windows of up to `max_sentences` sentences and 65,536 characters.
 
-    A text that is larger than this is a window of its own. A window has at most 1,024 texts.
+    A text that exceeds these limits gets a window of its own. A window has at most 1,024 texts.
     """
     window: list[SourceText] = []
     num_sentences = 0

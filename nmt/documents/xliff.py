@@ -22,8 +22,8 @@ from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, tokenize_xml
 
 _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
 # Codes are elements that represent formatting. A start code begins bold text, for example, and the
-# end code with the same number ends it. A code has its number in one of the attributes below, the
-# first of them that it has.
+# end code with the same number ends it. The number of a code is the value of the first attribute of
+# `_NUMBER_ATTRIBUTES` that the code has.
 _START_CODES = ("bpt", "bx", "sc")
 _END_CODES = ("ept", "ex", "ec")
 _NUMBER_ATTRIBUTES = ("rid", "startRef", "id")
@@ -32,7 +32,7 @@ _NUMBER_ATTRIBUTES = ("rid", "startRef", "id")
 def read_xliff(content: bytes, options: ReadOptions) -> Document:
     """Read the segments that have no target yet. Their translations become the targets.
 
-    A target that is a copy of the source does not count if its state says that it is not
+    A target counts as missing if it is a copy of the source and its state says that it is not
     translated. Raises `DataError` if the file is not well-formed.
     """
     text, encoding = decode_xml(content)
@@ -93,8 +93,7 @@ class _XliffReader:
         children = _find_children(tokens)
         source = children.get("source")
         target = children.get("target")
-        is_translated = target is not None and _has_text(tokens[target])
-        if source is None or (is_translated and not _is_marked_copy(tokens, source, target)):
+        if source is None or _is_translated(tokens, source, target):
             self._markup.append(join_raw(tokens))
             return
         # In XLIFF 1.2, <seg-source> may repeat the source, divided into segments. The target is
@@ -127,7 +126,7 @@ class _XliffReader:
             return
         markup_start = 0
         for start in segment_starts:
-            if start < markup_start:  # it lies in another segment, which XLIFF does not allow
+            if start < markup_start:  # nested in another segment, which XLIFF does not allow
                 continue
             end_tag = find_element_end(tokens, start) - 1
             self._markup.append(join_raw(tokens[markup_start : start + 1]))
@@ -159,13 +158,13 @@ def _to_start_tag(token: XmlToken) -> str:
 
 
 def _add_target_language(root: XmlToken, tgt_lang: str) -> str:
-    """Return the start tag of the root, in XLIFF 2 with the attribute trgLang for `tgt_lang`.
+    """Return the start tag of the root. In XLIFF 2, adds the target language as `trgLang`.
 
     Keeps a language that the file already states.
     """
     is_version_2 = "srcLang" in root.attributes
-    lacks_language = is_version_2 and "trgLang" not in root.attributes
-    if not (tgt_lang and lacks_language):
+    has_target_language = "trgLang" in root.attributes
+    if not tgt_lang or not is_version_2 or has_target_language:
         return root.raw
     end = "/>" if root.raw.endswith("/>") else ">"
     code = escape(tgt_lang.replace("_", "-"))
@@ -200,10 +199,15 @@ def _has_text(tokens: Sequence[XmlToken]) -> bool:
     return any(token.kind is XmlKind.TEXT and token.text.strip() for token in tokens)
 
 
-def _is_marked_copy(unit: Sequence[XmlToken], source: slice, target: slice | None) -> bool:
-    """Return whether the target of a unit repeats the source and is marked as not translated."""
-    if target is None:
+def _is_translated(unit: Sequence[XmlToken], source: slice, target: slice | None) -> bool:
+    """Return whether a unit has a target that is more than a marked copy of its source."""
+    if target is None or not _has_text(unit[target]):
         return False
+    return not _is_marked_copy(unit, source, target)
+
+
+def _is_marked_copy(unit: Sequence[XmlToken], source: slice, target: slice) -> bool:
+    """Return whether the target of a unit repeats the source and is marked as not translated."""
     elements = (unit[0], unit[target.start])
     states = [read_state(element.name, element.attributes) for element in elements]
     is_marked = not UNTRANSLATED_STATES.isdisjoint(states)

@@ -1,4 +1,4 @@
-"""Cut XML into tokens that together are its source, so that all markup can be kept unchanged."""
+"""Cut XML into tokens. Joining the tokens of a document gives its unchanged source."""
 
 from __future__ import annotations
 
@@ -150,7 +150,10 @@ class _TokenParser:
             raise DataError(f"the file is not valid XML: {error}") from None
 
     def take_tokens(self, content: bytes, end: int | None) -> Iterator[XmlToken]:
-        """Yield the complete tokens. `end` is the end of the file, or None before all is read."""
+        """Yield the complete tokens.
+
+        `end` is the length of the file after the last block was parsed, and None before that.
+        """
         tokens = self._tokens
         ends = self._starts[1:]  # the last token has no end until the next one starts
         if end is not None:
