@@ -28,8 +28,9 @@ from nmt.model.positions import (
 )
 
 AttentionWeights = dict[nn.Module, Tensor | None]
-"""Attention weights (B, H, T, S), before dropout, by `MultiHeadAttention` module. The caller adds
-the modules whose weights it needs, with None. A forward pass replaces None by the weights.
+"""Attention weights (B, H, T, S), before dropout, keyed by `MultiHeadAttention` module. The caller
+adds the modules whose weights it needs, with the value None. A forward pass then replaces None by
+the weights.
 """
 
 

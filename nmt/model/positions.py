@@ -126,7 +126,7 @@ def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: i
     if layout is Positions.sinusoidal_concat:
         angle = pos * torch.exp(-math.log(10000.0) * i / max(half - 1, 1))  # (length, D/2)
     else:
-        # PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) the cosine
+        # PE(pos, 2i) = sin(pos / 10000^(2i / d_model)); PE(pos, 2i + 1) is the cosine of that angle
         angle = pos * torch.exp(-math.log(10000.0) * 2 * i / d_model)  # (length, D/2)
     if layout is Positions.sinusoidal:
         table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
@@ -165,12 +165,14 @@ class Rotary(PositionEncoding):
         positions.rotations = torch.stack([angle.cos(), angle.sin()], dim=-1)  # (..., d/2, 2)
 
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Rotate queries and keys (..., d); in place on a CPU without gradients."""
+        """Rotate queries and keys (..., d). On a CPU without gradients, rotates them in place."""
         if positions.rotations is None:
             self.prepare(positions, q.size(-1), q.dtype)
         rotations = positions.rotations
         assert rotations is not None
-        if torch.is_grad_enabled() or q.device.type != "cpu" or q.dtype is not torch.float32:
+        is_cpu_float32 = q.device.type == "cpu" and q.dtype is torch.float32
+        can_rotate_in_place = is_cpu_float32 and not torch.is_grad_enabled()
+        if not can_rotate_in_place:
             return rotate_pairs(q, rotations), rotate_pairs(k, rotations)
         factors = torch.view_as_complex(rotations)  # e^(i * angle), (..., d/2)
         for x in (q, k):
@@ -186,7 +188,8 @@ def rotary_angles(index: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
     """
     dtype = torch.promote_types(dtype, torch.float32)
     i = torch.arange(0, head_size, 2, device=index.device, dtype=dtype)  # (d/2,)
-    return index.unsqueeze(-1) * ROTARY_BASE ** (-i / head_size)
+    frequencies = ROTARY_BASE ** (-i / head_size)  # (d/2,)
+    return index.unsqueeze(-1) * frequencies
 
 
 def rotate_pairs(x: Tensor, rotations: Tensor) -> Tensor:
@@ -206,7 +209,7 @@ def rotate_pairs(x: Tensor, rotations: Tensor) -> Tensor:
 class Relative(PositionEncoding):
     """Learned vectors of distances, added to keys and values (Shaw et al., 2018, equations 3, 4).
 
-    The heads of a layer share them. Distances are clipped to -K and K (equation 5).
+    All heads of a layer share these vectors. Distances are clipped to -K and K (equation 5).
     """
 
     has_bias = True
@@ -270,9 +273,9 @@ ENCODINGS: dict[Positions, type[PositionEncoding]] = {
 
 
 def new_embedding_encoding(config: ModelConfig) -> PositionEncoding:
-    """Make the encoding of source or target embeddings.
+    """Make the encoding that is added to source or target embeddings.
 
-    It adds nothing if self-attention has the encoding.
+    If `config.positions` is an encoding of self-attention, the result adds nothing.
     """
     if config.positions.is_added_to_embeddings:
         return ENCODINGS[config.positions](config)
@@ -282,7 +285,7 @@ def new_embedding_encoding(config: ModelConfig) -> PositionEncoding:
 def new_attention_encoding(config: ModelConfig) -> PositionEncoding:
     """Make the encoding of a self-attention layer.
 
-    It does nothing if embeddings have the encoding.
+    If `config.positions` is an encoding of embeddings, the result does nothing.
     """
     if config.positions.is_added_to_embeddings:
         return PositionEncoding(config)
@@ -306,7 +309,7 @@ def to_file_names(
         name_in_file = name.replace(".position_encoding.", ".relation.")
         if name.endswith("coder_positions.table"):  # encoder_positions or decoder_positions
             name_in_file = name.removesuffix(".table")
-        # weights that keep their names are inserted again, too, which preserves the order
+        # every weight moves to the end, even under its old name, which preserves their order
         state_dict[name_in_file] = state_dict.pop(name)
 
 

@@ -190,7 +190,7 @@ class Transformer(nn.Module):
         )
         self.encoder_positions = new_embedding_encoding(config)
         self.decoder_positions = new_embedding_encoding(config)
-        # in pre-norm, no layer normalizes its output
+        # in pre-norm, layers do not normalize their output, so each stack ends with its own norm
         self.encoder_norm: nn.Module = nn.Identity()
         self.decoder_norm: nn.Module = nn.Identity()
         if config.norm is Norm.pre:

@@ -19,7 +19,7 @@ from nmt.training.learner import Learner
 from nmt.training.preflight import SAFE_SHARE, largest_batches, measure_batches
 
 log = logging.getLogger(__name__)
-_MIN_GAIN = 1.05  # smallest ratio of the next size to the largest size that fits; else stop
+_MIN_GAIN = 1.05  # stop if the next size is below this multiple of the largest size that fits
 
 
 def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
@@ -30,7 +30,7 @@ def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> 
     longest pair fits.
     """
     run = build_run(config, world, device)
-    usable_bytes = usable_memory_bytes(device) or sys.maxsize  # unknown: only errors limit it
+    usable_bytes = usable_memory_bytes(device) or sys.maxsize  # 0: unknown, only errors count
     if device.type == "cpu":
         usable_bytes //= world.local_size  # ranks share the memory of their machine
     limit_bytes = min(gather(int(SAFE_SHARE * usable_bytes)))

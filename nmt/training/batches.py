@@ -238,8 +238,8 @@ class BatchMaker:
         if self._device_type != "cpu":
             return [indices]
         if not np.array_equal(lengths, planned_lengths):
-            # A pair may have become much longer than its neighbors. The limit is larger, since each
-            # micro-batch has a fixed time.
+            # Random changes may have made a pair much longer than its neighbors, so the pairs are
+            # grouped by length. The limit is larger, since each micro-batch has a fixed overhead.
             return divide_by_time(lengths, 3 * MICRO_BATCH_TOKENS // 2)
         num_micro_batches = math.ceil(batch_cost(lengths) / MICRO_BATCH_TOKENS)
         return np.array_split(indices, min(num_micro_batches, len(indices)))

@@ -166,7 +166,7 @@ class Saver:
         """
         self.run_dir = run_dir
         self.keep_last = keep_last
-        self.damaged_updates = set()  # of checkpoints that cannot be read
+        self.damaged_updates = set()  # updates whose checkpoints cannot be read
         for checkpoint in list_checkpoints(run_dir):
             checkpoint_update = parse_checkpoint_update(checkpoint)
             if checkpoint_update > update:

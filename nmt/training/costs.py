@@ -52,8 +52,8 @@ def count_training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths)
     tgt = lengths[:, 1].astype("int64")
     num_weight_uses = int(src.sum()) * _count_weights(source_shapes(config))
     num_weight_uses += int(tgt.sum()) * _count_weights(target_shapes(config, vocab_size))
-    # Pairs of query and key in all layers. The dot product of two vectors of lengths is the sum of
-    # S * S, S * T or T * T over the sentence pairs.
+    # The number of pairs of a query and a key in all layers. For example, src @ tgt is the sum of
+    # S * T over the sentence pairs: the pairs of the cross-attention of one layer.
     num_attention_pairs = config.num_encoder_layers * int(src @ src)
     num_attention_pairs += config.num_decoder_layers * int(src @ tgt)
     if config.decoder is Decoder.attention:
@@ -195,7 +195,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def _parse_bytes(text: str, key: str) -> int:
-    """Return a size in a text of /proc, whose lines are such as "VmHWM:   1234 kB"."""
+    """Return a size in bytes from a text of /proc, with lines such as "VmHWM:   1234 kB"."""
     text_after_key = text.split(key)[1]
     kib = text_after_key.split()[0]
     return int(kib) * 1024

@@ -27,8 +27,8 @@ from nmt.training.schedule import learning_rate
 log = logging.getLogger(__name__)
 MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
-# Settings that change neither the memory nor the time of an update. Most settings of the optimizer
-# do not, either; see `cost_settings`.
+# Settings that change neither the memory nor the time of an update. `cost_settings` also leaves out
+# most settings of the optimizer.
 _SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
 
 
@@ -82,7 +82,7 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
 def cost_settings(config: TrainConfig) -> tuple[object, ...]:
     """Return the settings that may change the memory or the time of an update.
 
-    Dropout rates count only as zero or not.
+    A dropout rate is replaced by whether it is above zero, since its size does not matter.
     """
     settings: list[object] = []
     for key, value in settings_to_compare(config).items():
@@ -137,7 +137,8 @@ def first_batches(plan: UpdatePlan, lengths: Lengths) -> UpdatePlan:
 def _describe_memory(learner: Learner, peak_bytes: int) -> str:
     """Say how much memory a device needs, how much it has, and what sharding saves.
 
-    The text calls the state of the optimizer "moments".
+    For example: "3.21 GB of tensors, of 80.00 GB, on each device, at the peak; weights, gradients
+    and moments are 1.05 GB; sharding=full is not needed". The moments are the optimizer's state.
     """
     scope = "the process" if learner.device.type == "cpu" else "tensors"
     memory_bytes = device_memory_bytes(learner.device)
@@ -161,9 +162,9 @@ def measure_updates(
 ) -> Measurement:
     """Time updates for about `MEASURING_SECONDS`. All ranks run the same number of updates.
 
-    `first_plan` runs first, to estimate the time of an update. If a whole update would take more
-    than `MEASURING_SECONDS`, `first_plan` is measured instead: in a second run, or in its first run
-    if that has taken more than `MEASURING_SECONDS`.
+    `first_plan` runs first, to estimate the time of a whole update. If a whole update would take
+    more than `MEASURING_SECONDS`, `first_plan` runs once more, and the second run is measured. If
+    the first run alone has taken more than `MEASURING_SECONDS`, it is the measurement.
 
     Args:
         run_update: runs an update, waits for the device, and returns the operations of all ranks.

@@ -1,7 +1,7 @@
 """Start a run with the architecture and the weights of another model (`init_from`).
 
 The vocabulary of the run may differ. In this file, `old` means the vocabulary of `init_from`, and
-`new` the vocabulary of the run. `init_rows` maps new pieces to old pieces whose rows they copy.
+`new` the vocabulary of the run. `init_rows` maps new pieces to the old pieces whose rows they copy.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def use_initial_architecture(config: TrainConfig) -> TrainConfig:
 def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
     """Return the folder and the info of the newest checkpoint of the run, or else of `init_from`.
 
-    A checkpoint of the run has the same architecture as `init_from`. A run can be resumed even if
-    the folder of `init_from` no longer exists.
+    A checkpoint of the run has the architecture of `init_from`, so a run can be resumed even if the
+    folder of `init_from` no longer exists.
     """
     for folder in reversed(list_checkpoints(resolve_path(config.run_dir))):
         try:
@@ -121,10 +121,10 @@ def adapt_vocabulary(
 ) -> dict[str, Tensor]:
     """Return `weights` for the vocabulary of `new_tokenizers`.
 
-    Pieces of both vocabularies keep their rows. If the new vocabulary is the old one followed by
-    other pieces, `_compute_new_rows` computes the rows of these pieces. Otherwise, new pieces get
-    rows of `random_weights`. Pieces of `init_rows` copy the row of an old piece. Raises a
-    `ConfigError` for wrong names, and for new pieces if the embeddings are frozen.
+    Pieces that are in both vocabularies keep their rows. If the new vocabulary is the old one
+    followed by other pieces, `_compute_new_rows` computes the rows of these pieces. Otherwise, new
+    pieces get rows of `random_weights`. Pieces of `init_rows` copy the row of an old piece. Raises
+    a `ConfigError` for wrong names, and for new pieces if the embeddings are frozen.
     """
     extends_src = _extends(old_tokenizers.src, new_tokenizers.src)
     extends_tgt = _extends(old_tokenizers.tgt, new_tokenizers.tgt)
@@ -152,9 +152,10 @@ def adapt_vocabulary(
         rows[new_ids] = old_rows[old_ids].to(rows)
         if is_extension:
             segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
-            if new_tokenizers.src_vocab_size is None and new_tokenizer is not new_tokenizers.src:
-                # an imported model may have two SentencePiece models, which segment the source and
-                # the target, for one joint vocabulary; add the new pieces of the source's model
+            has_joint_vocabulary = new_tokenizers.src_vocab_size is None
+            if has_joint_vocabulary and new_tokenizers.src is not new_tokenizer:
+                # An imported model may have one joint vocabulary, but two SentencePiece models: one
+                # for the source and one for the target. Add the new pieces of the source's model.
                 segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
             new_rows = _compute_new_rows(old_rows, old_tokenizer, new_tokenizer, segmentations)
             rows[len(old_rows) :] = new_rows.to(rows)  # the new pieces follow the old ones

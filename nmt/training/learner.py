@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Statistics of an update. All but `batch_losses` are totals of all ranks."""
+    """Statistics of an update. They cover all ranks, except for `batch_losses`."""
 
     loss_sum: float  # smoothed loss in nats, summed over target tokens
     nll_sum: float  # negative log-likelihood in nats, summed over target tokens
@@ -116,8 +116,8 @@ class Learner:
         should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
         if is_sharded or config.guided_alignment:
-            # Both settings do not work with compiled layers. The config refuses compile=true beside
-            # them, but `make_compiler` might choose to compile for compile=null.
+            # Neither setting works with compiled layers. The config refuses compile=true together
+            # with them, but with compile=null, `make_compiler` might choose to compile.
             should_compile = False
         if self.dtype is torch.bfloat16 and not is_sharded:
             # The cache rounds a weight again if torch's version number of the weight has changed.
@@ -195,7 +195,7 @@ class Learner:
             optimizer_states = state["optimizers"]
             for optimizer, optimizer_state in zip(self.optimizers, optimizer_states, strict=True):
                 optimizer.load_state_dict(optimizer_state)
-            if state["precision"]:  # else the run had another dtype than float16
+            if state["precision"]:  # empty if the run did not use float16
                 self.scaler.load_state_dict(state["precision"])
             self.model.load_state_dict(state.get("trained", weights))
             if self.average is not None:
@@ -242,8 +242,8 @@ class Learner:
                 group["lr"] = learning_rate
             optimizer.step()
         if self.sharded is None:
-            # Fused optimizers do not increase the versions of weights, which the cache of rounded
-            # weights compares. With shards there is no such cache.
+            # The cache of rounded weights compares the version numbers of weights, and fused
+            # optimizers do not increase them. With shards there is no such cache.
             torch.autograd.graph.increment_version(parameters)
         if self.average is not None:
             self.average.update(self.model)
@@ -267,8 +267,8 @@ class Learner:
 
         Returns the summed loss and the summed nll of each batch of this rank, (batches, 2).
         """
-        if not self.model.training:  # after a validation; the call takes milliseconds
-            self.objective.train()
+        if not self.model.training:  # checked, since the call of `train` takes milliseconds
+            self.objective.train()  # a validation has switched to eval mode
         is_filler = not plan.batches
         loss_weight = 0.0
         if not is_filler:
@@ -280,9 +280,11 @@ class Learner:
         last_micro_batch = batches[-1][-1]
         for i, micro_batches in enumerate(batches):
             for micro_batch in micro_batches:
-                is_last = micro_batch is last_micro_batch
-                # DDP averages the gradient over ranks in the last backward pass
-                with nullcontext() if is_last else self._no_sync():
+                # DDP averages the gradient over ranks only in the last backward pass
+                exchange: AbstractContextManager[Any] = self._no_sync()
+                if micro_batch is last_micro_batch:
+                    exchange = nullcontext()
+                with exchange:
                     loss, nll = self.compute_loss(micro_batch)
                     scaled_loss = self.scaler.scale(loss * loss_weight)
                     scaled_loss.backward()  # type: ignore[no-untyped-call]
@@ -405,8 +407,8 @@ class Learner:
         try:
             yield
         finally:
-            # Free DDP before the process group ends. After its end, Python would free DDP while it
-            # holds the GIL, for which a thread of gloo may wait forever.
+            # Free DDP before the process group ends. After the end of the group, Python would hold
+            # the GIL while it frees DDP, and a thread of gloo may wait forever for the GIL.
             self.objective = objective
 
     # --- measurements
@@ -427,7 +429,8 @@ class Learner:
     def state_bytes(self) -> int:
         """Return the memory of weights, average, gradients and moments on this device."""
         tensors = list(self.model.parameters())
-        # these count twice: gradients have the same sizes, and may not exist yet
+        # Trained parameters count twice, since each has a gradient of the same size. The gradients
+        # themselves may not exist yet.
         tensors += [parameter for parameter in tensors if parameter.requires_grad]
         if self.average is not None:
             tensors += self.average.model.parameters()

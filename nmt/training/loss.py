@@ -138,8 +138,8 @@ def eager_softmax_loss(
         used_size = logits.size(1)
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
-    # The log of the sum of exp(logits), (N, 1). For each token, it is the logit minus log p; here
-    # it is computed from the most probable token.
+    # The log of the sum of exp(logits), (N, 1). It equals logit - log p for every token of the
+    # vocabulary; here it is computed from the most probable token.
     log_normalizer = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
     uniform_loss = log_normalizer.sum() - logits[:, :used_size].mean(-1).sum()
@@ -318,7 +318,7 @@ class Objective(nn.Module):
             r_drop: weight of the divergence of R-Drop; 0 disables it.
             simcut: weight of the divergence of SimCut; 0 disables it.
             guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
-            compiler: compiles the training; without gradients, the model runs uncompiled.
+            compiler: compiles the forward pass and the loss of training.
             used_size: number of ids before the padding of the vocabulary; by default all.
             uncut_ids: ids of tokens that SimCut never cuts.
         """

@@ -53,8 +53,8 @@ class Meter:
 class RunClock:
     """Measures the time of a run, with the time of earlier processes that trained it.
 
-    The CPU time is the sum over all threads of all ranks. Not counted are the time after the newest
-    record, when a run is resumed, and the time to load the data and the model.
+    The CPU time is the sum over all threads of all ranks. The time to load the data and the model
+    does not count. Nor does the time that an earlier process ran after its newest record.
     """
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
@@ -89,7 +89,7 @@ class MetricsWriter:
         self, run_dir: Path, state: TrainerState, config: TrainConfig, *, is_main: bool
     ) -> None:
         """Open `metrics.jsonl` to continue from `state`, and remove the records after it."""
-        tracker_names = installed_trackers(config.tracker)  # all ranks raise its errors
+        tracker_names = installed_trackers(config.tracker)  # on all ranks, so that all raise
         self.is_main = is_main
         self.lost_validation = False  # whether to repeat the validation of the newest checkpoint
         self.clock = RunClock([])
@@ -128,8 +128,8 @@ class MetricsWriter:
 def _remove_later_records(path: Path, state: TrainerState) -> tuple[list[dict[str, Any]], bool]:
     """Remove the records after `state` from `metrics.jsonl`, and return the remaining ones.
 
-    If `state` was saved before the validation of its update, the validation must be repeated. Then
-    also removes the record of the validation. The second value tells whether there was one.
+    If `state` was saved before the validation of its update, the run will repeat this validation,
+    so its record is removed, too. The second value is True if there was such a record.
     """
     last_update = state.num_updates
     records = [record for record in read_metrics_log(path) if record["update"] <= last_update]

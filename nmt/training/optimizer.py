@@ -80,10 +80,10 @@ def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
 def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: OptimizerConfig) -> Muon:
     """Make the optimizer of `matrices`.
 
-    It has two groups of parameters. The matrices of the first compute queries, keys and values
-    together.
+    It has two groups of parameters: the stacked projections to queries, keys and values, and all
+    other matrices.
     """
-    qkv_sizes: dict[Tensor, list[int]] = {}  # the rows for q, k and v, keyed by such a matrix
+    qkv_sizes: dict[Tensor, list[int]] = {}  # numbers of rows for q, k and v, keyed by projection
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             qkv_sizes[module.in_projection.weight] = module.qkv_sizes

@@ -229,7 +229,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _search_max_tokens(
     batches_fit: Callable[[int], bool], minimum: int, too_large: int
 ) -> int | None:
-    """Search for a max_tokens from `minimum` to `too_large` that fits; return None if none does."""
+    """Search for a max_tokens from `minimum` to `too_large` that fits; return None if none does.
+
+    Halves `too_large` until the batches fit, and bisects the last interval. The result is
+    `SAFE_SHARE` of the largest size that fits, but at least `minimum`.
+    """
     candidate = max(too_large // 2, minimum)
     while not batches_fit(candidate):
         if candidate == minimum:

@@ -78,8 +78,8 @@ def make_fingerprint(
     """Return the data and the settings of a run, to compare them when the run is resumed.
 
     `samplers` has the sampler of each stage, keyed by the update after which the stage starts.
-    Instead of the weights in the settings, the fingerprint has the mixture of each sampler, which
-    follows from them. Settings with `on_resume="accept"` are left out.
+    The fingerprint has the mixture of each sampler instead of the corpus weights in the settings,
+    from which the mixtures follow. Settings with `on_resume="accept"` are left out.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
     fingerprint = {

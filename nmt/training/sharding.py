@@ -2,7 +2,7 @@
 
 torch's `fully_shard` divides weights, gradients and moments among the ranks (Zhao et al., 2023,
 PyTorch FSDP): each rank has some rows of every parameter. The whole weights of a layer exist only
-while the layer computes. Under autocast, rounded copies of them exist until the backward pass.
+while the layer computes. Under autocast, rounded copies of weights exist until the backward pass.
 The parameters outside of layers, such as the shared embedding, are gathered all at once.
 Checkpoints hold whole tensors.
 """

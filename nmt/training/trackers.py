@@ -72,7 +72,7 @@ class Tracker(Protocol):
     is_durable: bool  # whether written metrics survive a kill without `close`
 
     def newest_position(self) -> int:
-        """Return a position. The records up to it need not be sent again."""
+        """Return the position of the newest record that need not be sent again."""
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         """Send the metrics of the record at `position`."""

@@ -113,7 +113,7 @@ class Trainer:
         )
         profiled_updates = self.config.profiled_updates if is_main else range(0)
         self.profiler = UpdateProfiler(profiled_updates, run.run_dir / "trace.json")
-        self.saver: Saver | None = None  # None on other ranks than 0
+        self.saver: Saver | None = None  # only rank 0 has one
         if is_main:
             keep_last = self.config.keep_last
             self.saver = Saver(run.run_dir, update=state.num_updates, keep_last=keep_last)
@@ -255,7 +255,7 @@ class Trainer:
         """
         lengths = self.learner.batch_maker.lengths
         rank_losses = []  # the rows of each batch of this rank, and its loss per token
-        # not strict, since a rank without batches has one loss, the loss of a filler
+        # Not strict: a rank without batches has a loss, the loss of its filler, but no rows.
         for rows, loss_sum in zip(plan.batches, result.batch_losses.tolist(), strict=False):
             num_tokens = int(lengths[rows, 1].sum())  # of targets
             rank_losses.append((rows, loss_sum / num_tokens))
@@ -329,7 +329,7 @@ class Trainer:
         self._add_to_best(metrics)
         if self.saver is not None:
             self.saver.link_best(self._best_updates())
-        # a later start of the meter, since the time of validation does not count as training
+        # move the start of the meter, since the time of validation does not count as training
         self.meter.start_seconds += time.perf_counter() - start_seconds
 
     def _add_to_best(self, metrics: dict[str, Any]) -> None:
