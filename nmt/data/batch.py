@@ -23,7 +23,9 @@ MICRO_BATCH_TOKENS = 1024
 _MICRO_BATCH_TIME = 60.0
 """Fixed time of a micro-batch on a CPU, as a multiple of the time of one token."""
 _ATTENTION_TIME = 0.002
-"""Time of attention for a pair of positions, padding included, as a multiple of the same time."""
+"""Time of attention for a pair of positions, including padding, as a multiple of the time of one
+token.
+"""
 
 
 def batch_cost(lengths: Lengths) -> int:
@@ -87,9 +89,12 @@ def divide_by_time(lengths: Lengths, max_tokens: int) -> list[Rows]:
     total_times = np.zeros(len(order) + 1)
     last_starts = np.zeros(len(order) + 1, dtype=np.int64)
     for end in range(1, len(order) + 1):
+        # possible starts of a micro-batch that ends before the pair `end`
         first_start = int(np.searchsorted(num_tokens, num_tokens[end] - max_tokens))
         starts = np.arange(min(first_start, end - 1), end)
-        attention_sizes = (end - starts) * longest[end - 1] ** 2
+        num_pairs = end - starts
+        width = longest[end - 1]
+        attention_sizes = num_pairs * width**2
         times = total_times[starts] + _MICRO_BATCH_TIME + _ATTENTION_TIME * attention_sizes
         fastest = times.argmin()
         total_times[end] = times[fastest]

@@ -112,8 +112,9 @@ class TokenBatchSampler:
     def pool_starts(self, epoch: int) -> list[int]:
         """Return the index of the first update of each pool, followed by the number of updates.
 
-        Plans a single pool to count its updates. Does not plan several pools, but divides the
-        expected number of updates evenly, since each pool has the same share of every corpus.
+        If the epoch has one pool, its updates are planned and counted. Several pools are not
+        planned here. Each has the same share of every corpus, so that the expected number of
+        updates is divided evenly among them.
         """
         num_pools = self.count_pools(epoch)
         if num_pools == 1:

@@ -146,8 +146,8 @@ def _copy_lengths(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtype
 class ParallelData:
     """The pairs of one split of a data folder. A shard is mapped when its first pair is read.
 
-    With `bidirectional`, the N pairs follow once more, with source and target exchanged. This
-    requires a joint vocabulary without tags, and copies the lengths into memory.
+    With `bidirectional`, the N pairs are followed by the same pairs with source and target
+    exchanged. This requires a joint vocabulary without tags, and copies the lengths into memory.
 
     Threads may share an instance. Pickling stores only the arguments: another process maps the
     files itself.

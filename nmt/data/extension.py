@@ -1,7 +1,7 @@
 """Extend the tokenizers of a finished model with symbols, characters and pieces of new text.
 
 No id changes. A new piece joins pieces that are neighbors in the old segmentation of a text. The
-new segmentation therefore has only boundaries that the old segmentation has:
+new segmentation only removes boundaries of the old one, for these reasons:
 
 - In a BPE model, new pieces are merges after all merges of the model.
 - In a unigram model, the score of a new piece is the sum of the scores of the pieces that it joins,
@@ -124,7 +124,7 @@ class _Extension:
         self._vocabulary.update(self.new_pieces)
 
     def learn(self, sentences: Iterable[str], config: TokenizerConfig) -> None:
-        """Append missing characters, then pieces that join others, the most frequent first."""
+        """Append missing characters, then pieces that join existing ones, most frequent first."""
         assert config.extend is not None
         spec = read_proto(self.model).trainer_spec
         if config.extend > 0 and spec.model_type not in (_BPE, _UNIGRAM):
@@ -195,7 +195,7 @@ class _Extension:
         self._add_to_vocabulary(characters)
 
     def _append_joined(self, joined_pieces: Sequence[Sequence[str]]) -> None:
-        """Append pieces that join others, in the order of `joined_pieces`."""
+        """Append a piece for each item of `joined_pieces`, which lists the pieces to join."""
         proto = read_proto(self.model)
         scores = _normal_scores(proto)
         model_pieces = {piece.piece for piece in proto.pieces}
@@ -329,7 +329,7 @@ def _normal_scores(proto: ModelProto) -> dict[str, float]:
 
 
 def _open_for_pieces(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    """Load a SentencePiece model that segments pieces. It normalizes nothing and adds no space."""
+    """Load a SentencePiece model to segment pieces: without normalization or an added space."""
     proto = read_proto(model)
     spec = proto.normalizer_spec
     spec.precompiled_charsmap = b""

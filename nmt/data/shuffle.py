@@ -23,5 +23,6 @@ def shuffle_pairs(pairs: Pairs, seed: int = 1) -> Iterator[tuple[Ids, Ids]]:
     for position in range(len(pairs)):
         drawn_position = rng.randrange(position, len(pairs))
         index = indices.get(drawn_position, drawn_position)
+        # later steps never read `position` again, so that its value need not be replaced
         indices[drawn_position] = indices.pop(position, position)
         yield pairs[index]

@@ -314,9 +314,8 @@ class ArrivingLines:
         while not self._has_ended:
             while self._lines:
                 yield self._lines.popleft()
-            select.select(
-                [self._descriptor], [], []
-            )  # waits even if the descriptor is non-blocking
+            # wait for data, even if the descriptor is non-blocking
+            select.select([self._descriptor], [], [])
             data = os.read(self._descriptor, 1 << 16)
             self._has_ended = len(data) == 0
             chunks = data.split(b"\n")
@@ -334,7 +333,7 @@ class ArrivingLines:
             yield bytes(self._unfinished)
 
     def has_more(self) -> bool:
-        """Return whether data or the end of the input is available or arrives within 50 ms."""
+        """Return whether the next line, or the end of the input, arrives within 50 ms."""
         if self._lines or self._has_ended:
             return True
         readable, _, _ = select.select([self._descriptor], [], [], _MAX_WAIT_SECONDS)

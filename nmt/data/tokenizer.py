@@ -1,8 +1,9 @@
 """The subword tokenizers of a model: one SentencePiece model for both languages, or one for each.
 
 The SentencePiece models define the ids, except in models imported from toolkits with other ids.
-Text is encoded to ids directly. By way of pieces, a text such as "</s>" would become a control
-symbol. `nmt/data/vocabulary.py` trains the models, or adds symbols to existing models.
+Text is encoded to ids directly. If it were split into pieces first, a text such as "</s>" would
+become a control symbol. `nmt/data/vocabulary.py` trains the models, or adds symbols to existing
+models.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _UNUSED_PREFIX = "<unused "  # start of the names of `unused_piece`
 
 
 def unused_piece(token: int) -> str:
-    """Return the piece of an id that no text has. Such ids round up the size of a vocabulary."""
+    """Return the piece of an unused id, which only rounds up the size of the vocabulary."""
     return f"{_UNUSED_PREFIX}{token}>"
 
 
@@ -53,8 +54,8 @@ def is_unused_piece(piece: str) -> bool:
 class Tokenizer:
     """A SentencePiece model.
 
-    One tokenizer may be for both languages. So it has the attributes `src` and `tgt` of a
-    `TokenizerPair`, which are the tokenizer itself.
+    A tokenizer can serve both languages. It therefore has the attributes `src` and `tgt` of a
+    `TokenizerPair`, and both are the tokenizer itself.
 
     Args:
         model: content of the model file.
@@ -157,7 +158,7 @@ class Tokenizer:
                 pieces.append(space + words[position])
             elif ids[position] not in self._undecoded_ids:
                 pieces.append(piece)
-        # SentencePiece only decodes the ▁ of pieces, so that words keep theirs
+        # `words` are not pieces of the model, so that SentencePiece leaves their ▁ unchanged
         text: str = self._processor.decode(pieces) if pieces else ""
         return self._clean(text.removeprefix("▁").replace("▁", " "))
 
@@ -187,7 +188,7 @@ class Tokenizer:
 
     @functools.cached_property
     def unused_ids(self) -> list[int]:
-        """Ids that no text has: they only round up the size of the vocabulary."""
+        """Ids that occur in no text. They only round up the size of the vocabulary."""
         return [i for i, piece in enumerate(self._pieces) if is_unused_piece(piece)]
 
     @property
@@ -211,7 +212,7 @@ class Vocabulary:
     pieces: list[str]  # piece i has the id i, and no two pieces are equal
     pad_id: int
     unk_id: int
-    bos_id: int  # the first input of the decoder, in some models also `pad_id` or `eos_id`
+    bos_id: int  # the first input of the decoder; in some models equal to `pad_id` or `eos_id`
     eos_id: int
     src_prefix: list[int] = field(default_factory=list)  # ids before every source
     tgt_prefix: list[int] = field(default_factory=list)  # ids before every target
@@ -227,13 +228,14 @@ class Vocabulary:
         ids += vocabulary.src_prefix + vocabulary.tgt_prefix
         size = len(vocabulary.pieces)
         has_invalid_id = min(ids) < 0 or max(ids) >= size
-        if has_invalid_id or len(set(vocabulary.pieces)) != size:
+        has_equal_pieces = len(set(vocabulary.pieces)) < size
+        if has_invalid_id or has_equal_pieces:
             raise ModelError(f"{path}: ids and pieces do not match; copy the model folder again")
         return vocabulary
 
     @property
     def language_ids(self) -> dict[str, int]:
-        """Ids of the language pieces of a model that reads one before every source and target."""
+        """Ids of the language pieces, if the model reads one before every source and target."""
         if not self.src_prefix or not self.tgt_prefix:
             return {}
         return {

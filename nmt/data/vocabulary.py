@@ -166,7 +166,7 @@ def list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target.
 
     Both have the symbols in the settings, `tokenizer.reserved` spare symbols and, if pairs have a
-    context, the separator of lines. The tags of the corpora follow, on the side that has them.
+    context, the separator of lines. The tags of each side follow.
     """
     src_symbols = list(config.tokenizer.symbols)
     src_symbols += [f"<reserved{number}>" for number in range(config.tokenizer.reserved)]
@@ -247,12 +247,15 @@ class _VocabularyTooLarge(ConfigError):
 def _explain_failure(message: str, vocab_size: int) -> NmtError:
     """Turn an error message of SentencePiece's trainer into an error with advice."""
     key = f"tokenizer.vocab_size={vocab_size}"
-    if match := _TOO_LARGE.search(message):
-        return _VocabularyTooLarge(vocab_size, largest=int(match[1]))
-    if match := _TOO_SMALL.search(message):
+    too_large = _TOO_LARGE.search(message)
+    if too_large is not None:
+        return _VocabularyTooLarge(vocab_size, largest=int(too_large[1]))
+    too_small = _TOO_SMALL.search(message)
+    if too_small is not None:
+        smallest = too_small[1]
         return ConfigError(
             f"{key} is too small for the characters of this corpus; "
-            f"set tokenizer.vocab_size={match[1]} or more, or tokenizer.character_coverage below 1"
+            f"set tokenizer.vocab_size={smallest} or more, or tokenizer.character_coverage below 1"
         )
     return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
 

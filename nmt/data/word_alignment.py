@@ -228,8 +228,8 @@ def number_words(pieces: Sequence[str]) -> list[int]:
 def _divide_pairs(pairs: Sequence[tuple[Ids, Ids]]) -> list[list[int]]:
     """Divide pairs into groups of similar length, whose arrays have at most `_MAX_CELLS` cells.
 
-    Returns the indices of the pairs of each group. A pair that exceeds the limit is a group. Leaves
-    out pairs with an empty side.
+    Returns the indices of the pairs of each group. A pair that exceeds the limit gets a group of
+    its own. Leaves out pairs with an empty side.
     """
     groups: list[list[int]] = []
     max_src = 0  # lengths of the longest sides of the last group

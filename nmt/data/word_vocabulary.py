@@ -161,12 +161,14 @@ def _join_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str,
 
     If there is a space between two marks, the rule of the first mark matches it. The rule of the
     second mark then finds no space, and adds a joiner before this mark. So between two marks, only
-    a joiner after the first mark means that there is no space.
+    a joiner after the first mark means that there is no space: "a. (b" becomes "a ￭. ￭(￭ b", and
+    "a.(b" becomes "a ￭.￭ ￭(￭ b".
     """
     rules = {f"{char} {_JOINER}": f"{char} " for char in punctuation}
     for symbol in symbols:  # a symbol may end with punctuation
         rules[f"{symbol} {_JOINER}"] = symbol
-    # with _SPACE: SentencePiece does not decode it in words that replace unknown ones
+    # The rules with _SPACE are for words that replace unknown tokens. SentencePiece does not decode
+    # the _SPACE of these words.
     for joiner in (
         _JOINER,
         f" {_JOINER}",
