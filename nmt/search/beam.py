@@ -156,9 +156,9 @@ class BeamSearch:
 
         Below this threshold, no continuation of the hypothesis can become a result. For each
         sentence, `lengths` (B,) has the number of tokens of its hypotheses, and `limits` (B,) the
-        maximum number. The shortest continuation only adds EOS, which must be allowed. This is so
-        where the threshold is finite: the list of results is full there, and then `min_length` and
-        forced prefixes no longer forbid EOS.
+        maximum number. The shortest continuation only adds EOS. Wherever the threshold is finite,
+        EOS is allowed: the list of results is full, so the hypotheses are already longer than
+        `min_length` and any forced prefix.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         return prune_threshold(

@@ -108,7 +108,7 @@ class NoNgramsBeyondSource:
 
     size: int
     allowed_counts: Sequence[Counter[tuple[int, ...]]]
-    """For each sentence, the numbers of the n-grams of its source, in target ids."""
+    """For each sentence, how often each n-gram occurs in its source. The n-grams are target ids."""
     can_join = False
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:

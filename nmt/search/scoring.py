@@ -44,7 +44,7 @@ def min_log_prob(
 
         g(l) = score * normalizer(l) - reward * l
 
-    which lies at the smallest length, at the largest length, or next to the zero of g'.
+    This minimum lies at the smallest length, at the largest length, or next to the zero of g'.
 
     Args:
         scores: the scores to exceed (N,), float64.
@@ -57,7 +57,8 @@ def min_log_prob(
     if max_lengths is not None:
         lengths.append(max_lengths)
         if config.normalization is Normalization.wu and reward and alpha not in (0, 1):
-            # g' = score * alpha / 6 * ((5 + l) / 6)^(alpha - 1) - reward; NaN where it has no zero
+            # g' = score * alpha / 6 * ((5 + l) / 6)^(alpha - 1) - reward
+            # `zeros` is NaN where g' has no zero
             zeros = 6 * (6 * reward / (scores * alpha)) ** (1 / (alpha - 1)) - 5
             zeros = zeros.nan_to_num(0.0, posinf=0.0).maximum(min_lengths).minimum(max_lengths)
             lengths += [zeros.floor(), zeros.ceil()]

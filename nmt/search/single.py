@@ -177,8 +177,9 @@ def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     """Return the indices of up to `count` highest values above minus infinity, best first.
 
     Equal values keep their order. Sorting all values would be slow, so values below a threshold are
-    left out. To find it, the values are divided into groups, of which at least `count` are needed.
-    The threshold is the `count`-th highest maximum of a group, so at least `count` values reach it.
+    left out. To find this threshold, the values are divided into groups; `count` must not exceed
+    the number of groups. The threshold is the `count`-th highest of the maxima of the groups. At
+    least `count` values therefore reach it.
     """
     threshold = np.finfo(np.float32).min  # the lowest value above minus infinity
     group_size = len(values) // _NUM_GROUPS

@@ -146,8 +146,8 @@ class SearchState:
         self.first_columns = torch.cat([self.first_columns - num_unused, new_first_columns])
         shape = (len(sources), length)
         device = beam.tokens.device
-        # The next step of the model reads the last column, BOS. BOS in the columns before it has no
-        # effect on constraints.
+        # The next step of the model reads the last column, which is BOS. BOS in earlier columns has
+        # no effect on constraints.
         padding = torch.full(shape, self.tokenizers.tgt.bos_id, device=device)  # (B', length)
         zeros = torch.zeros(shape, device=device)  # (B', length)
         new_sums = torch.zeros(len(sources), device=device)  # (B',)

@@ -194,8 +194,8 @@ class ModelStepper:
         # (B,), without EOS for models whose encoder does not read it
         encoded_lengths = self.model.encoded_lengths(src_lengths)
         src_packing = pack(encoded_lengths.tolist()).to(self.device)
-        # Targets are packed together with their padding. It follows the tokens of a target, so a
-        # causal decoder does not attend to it.
+        # Targets are packed together with their padding. The padding follows the tokens of its
+        # target, so a causal decoder does not attend to it.
         num_sentences, tgt_length = tgt_in.shape
         tgt_packing = pack([tgt_length] * num_sentences).to(self.device)
         target_ids = to_device(tgt_out, self.device).flatten()  # (B * T,)

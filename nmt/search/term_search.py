@@ -291,8 +291,8 @@ class TermSearch(BeamSearch):
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
         """Return candidates, which of them are finished, and which may stay in the beam.
 
-        All are (B, 2K), as in `BeamSearch._choose`. In sentences that miss a term, replaces its
-        candidates by the candidates of `_allocate`.
+        All are (B, 2K), as in `BeamSearch._choose`. Sentences that miss a term get the candidates
+        of `_allocate` instead.
         """
         eos_id = self._state.tokenizers.tgt.eos_id
         hypotheses = self._find_hypotheses()
@@ -363,8 +363,8 @@ class TermSearch(BeamSearch):
         for hypothesis, best in zip(hypotheses, best_tokens, strict=True):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
             # so that the term can become complete, at least one token must end its last word
-            best_end_word = any(self._ends_previous_word[token] for token in best)
-            if hypothesis.progress.ending and not best_end_word:
+            has_word_end = any(self._ends_previous_word[token] for token in best)
+            if hypothesis.progress.ending and not has_word_end:
                 row_log_probs = log_probs[hypothesis.row]  # (V,)
                 ending_log_probs = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
                 next_tokens.add(int(ending_log_probs.argmax()))
@@ -398,8 +398,8 @@ class TermSearch(BeamSearch):
         sums = torch.zeros(len(rows), device=log_probs.device)
         grid = BeamGrid(torch.arange(len(rows)), len(rows), log_probs.device)
         best = best_candidates(sums, log_probs.index_select(0, index), grid, num_best)
-        # a row with fewer than K possible tokens is filled up with tokens that may be beyond the
-        # vocabulary; they become its last token
+        # If fewer than K tokens are possible, `best_candidates` adds ids that may exceed the
+        # vocabulary. `clamp` replaces them by the last id.
         return best.tokens.clamp(max=log_probs.size(1) - 1).tolist()
 
     def _allocate(self, ranking: list[Candidate]) -> list[Candidate]:
