@@ -104,7 +104,9 @@ def word_numbers(pieces: list[str]) -> list[int]:
         is_eos = i == len(pieces) - 1 and piece == "</s>"
         is_after_bos = i == 1 and pieces[0] == "<s>"
         starts_word = is_eos or is_after_bos or _WORD_START.match(piece)
-        numbers[i] = numbers[i - 1] + 1 if starts_word else numbers[i - 1]
+        numbers[i] = numbers[i - 1]
+        if starts_word:
+            numbers[i] += 1
     return numbers
 
 

@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 32
 """Number of failed segments in a row after which `BatchSearch` tests the engine.
 
-To pass the test, the engine must translate the last segment again that did not fail. If there is no
-such segment, the engine fails the test.
+In the test, the engine has to translate the latest segment again that did not fail. If no segment
+has been translated yet, the engine fails the test.
 """
 
-_MAX_REASON_CHARACTERS = 300  # of the message of an error in `Failure.reason`
+_MAX_REASON_CHARACTERS = 300  # maximum length of an error message in `Failure.reason`
 
 
 @dataclass(frozen=True)

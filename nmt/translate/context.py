@@ -54,7 +54,7 @@ def translate_in_context(
     context. `translate_windows` is a function that translates each line of windows on its own.
     """
     separator = find_common_separator(tokenizers)
-    # contexts are already added here, and `recase_groups` recases the lines if `options.recase`
+    # this function adds the context and recases the lines, so `translate_windows` must not
     line_options = replace(options, context=0, recase=False)
 
     def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:

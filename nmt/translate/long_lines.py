@@ -86,7 +86,7 @@ def _encode_fragments(
         if len(ids) <= max_tokens:
             yield ids
             continue
-        fragment = fragment.strip()  # a cut at a space at either end would divide nothing
+        fragment = fragment.strip()  # otherwise, a cut could separate only the space at an end
         subfragments = _divide(fragment, len(ids), max_tokens, encode, find_spans(fragment))
         if len(subfragments) == 1:  # a span is too long
             subfragments = _divide(fragment, len(ids), max_tokens, encode, ())

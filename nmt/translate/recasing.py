@@ -27,8 +27,8 @@ _MIN_TITLE_WORDS = 3  # fewer words may be a name
 _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
 # The start of a sentence up to its first letter, with its first word as a group. A placeholder such
-# as {name} or a tag has no first letter. The pattern matches at each start, since a search that
-# fails at the first of many full stops would read the text again from each of the others.
+# as {name} or a tag has no first letter. The letter is optional: if a search failed at the first of
+# many full stops, it would read the text again from each of the others.
 _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)[^\w{<%$]*(?=(\S*))\w?")
 _ADDRESS = re.compile(r"^www\.|://|@")
 # a word with an address, a placeholder such as {name}, %s or $name, a tag or an entity

@@ -214,7 +214,7 @@ def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[st
 def _leave_out_hints(
     source_tokens: Sequence[str], translations: Sequence[Translation]
 ) -> tuple[list[str], list[Translation]]:
-    """Remove hints (`nmt.data.hints`) from the source tokens; align translations to the others."""
+    """Remove hints (`nmt.data.hints`) from the source tokens, and update the alignments."""
     without_hints = remove_hints(source_tokens)
     aligned = []
     for translation in translations:

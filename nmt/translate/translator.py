@@ -441,7 +441,7 @@ class Translator:
             prefixes,
             window_lines=window_lines,
             context=context,
-            # the first windows of a stream are small; True: always wait for further lines
+            # with `has_more`, the first windows are small; True: no window ends early
             has_more=(lambda: True) if is_stream else None,
         )
         tags = self._tags_from(checked_options)

@@ -54,7 +54,7 @@ def find_weights(
     lines. Length weights far from 0 often fit only the lengths of these references. So among the
     weights that are at most one standard error worse than the best (the 1-SE rule of Breiman et
     al., 1984), returns those whose length weight is closest to 0, and the smallest reverse weight
-    among these. The standard error is the one of the difference of two scores.
+    among these. The standard error is estimated for the difference of the two scores.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
@@ -93,9 +93,8 @@ def find_weights(
 def _best(scores: dict[ChannelWeights, float]) -> ChannelWeights:
     """Return the weights with the highest score, and the simplest of those with this score."""
     simplest_first = sorted(scores, key=_simplicity)
-    return max(
-        simplest_first, key=lambda weights: scores[weights]
-    )  # the first if several are equal
+    # `max` returns the first of several equal ones
+    return max(simplest_first, key=lambda weights: scores[weights])
 
 
 def _simplicity(weights: ChannelWeights) -> tuple[float, float]:

@@ -43,11 +43,11 @@ from nmt.translate.engines.model_bin import check_model_bin
 
 log = logging.getLogger(__name__)
 
-_MAX_SCORED_TOKENS = 1024  # of a batch; memory holds the logits of the whole batch
+_MAX_SCORED_TOKENS = 1024  # maximum size of a batch, whose logits are in memory at once
 _CPU_BATCH_TOKENS = 6144
 _MIN_INT8_BATCH_TOKENS = 1536
 _GPU_BATCH_TOKENS = 65536  # an estimate, not measured
-_MAX_REASON_CHARACTERS = 200  # of an error of CTranslate2
+_MAX_REASON_CHARACTERS = 200  # maximum length of an error message of CTranslate2
 
 
 class CTranslate2Backend:
@@ -92,7 +92,7 @@ class CTranslate2Backend:
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence in the order of CTranslate2.
 
-        All sentences have the largest of their length limits. A score is log P /
+        All sentences share the largest of their length limits. A score is log P /
         length^length_exponent. Here, log P does not include the tokens of a forced prefix. Without
         `with_scores`, scores are nan. Hypotheses have no token scores.
         """
@@ -207,9 +207,9 @@ class CTranslate2Backend:
     ) -> None:
         """Replace the alignment of each first token, in place.
 
-        In a batch, beam search returns for the first token the alignment in another sentence
-        (CTranslate2 4.8.5). Greedy search returns the right alignment, which only depends on the
-        source.
+        Beam search of CTranslate2 4.8.5 mixes up the sentences of a batch: the alignment of a first
+        token may belong to another sentence. Greedy search returns the right alignment, which only
+        depends on the source.
         """
         results = self._engine.translate_batch(
             source,

@@ -28,7 +28,7 @@ _TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")  # by code
 _TYPE_BYTES = (4, 1, 2, 4, 2, 2)  # size of a number of each type
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _MAX_VARIABLES = 1 << 16
-_MAX_NAME_CHARACTERS = 80  # of a name in an error message
+_MAX_NAME_CHARACTERS = 80  # maximum length of a name in an error message
 
 
 class Variable(NamedTuple):
