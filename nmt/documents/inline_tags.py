@@ -7,10 +7,10 @@ An element is placed around the target words that attend to the source character
     attends    am: by, Meer: sea, ein: a, rotes: red, Haus: house
     result     am Meer ein <b>rotes Haus</b>
 
-If other words separate the words of an element, its tags go around the longest run of its words. If
-no target word attends to the text of an element, its tags go around a free word, which is a target
-word that belongs to no element: the one that attends closest to the element. Without a free word,
-the tags are left out. An element without text, such as an image, goes before the first target word
+If other words separate the words of an element, its tags go around the longest run of its words. A
+target word that belongs to no element is free. If no target word attends to the text of an element,
+its tags go around the free word that attends closest to the element. Without a free word, the tags
+are left out. An element without text, such as an image, goes before the first target word
 that attends to text after the element. Nested elements are placed among the words of the outer
 element in the same way, so that tags stay nested. If an element is a part of a word, such as the 2
 in CO<sub>2</sub>, its tags go around the same text in the translation of the word.
@@ -348,35 +348,37 @@ class TagPlacer:
         next_character = self._source[end : end + 1]  # "" at the end
         return next_character.isspace() and not self._target[position].isspace()
 
-    def _find_position(self, child: Element, word: int, parent: Element, region: Region) -> int:
+    def _find_position(
+        self, child: Element, next_word: int, parent: Element, region: Region
+    ) -> int:
         """Return the index of the character before which to insert an element without words.
 
-        `word` is the first word after the element.
+        `next_word` is the index of the first word after the element.
         """
         previous_character = self._source[max(child.start - 1, 0) : child.start]  # "" at the start
         follows_text_directly = bool(previous_character.strip())
-        is_before_first_word = word == region.first_word
+        is_before_first_word = next_word == region.first_word
         if follows_text_directly and not is_before_first_word:
             # no space precedes the element in the source, so it follows the previous word directly
-            return self._words[word - 1].end
+            return self._words[next_word - 1].end
         if child.start == parent.start and is_before_first_word:
             return region.start
-        if word >= region.end_word:
+        if next_word >= region.end_word:
             return region.end
-        return self._words[word].start
+        return self._words[next_word].start
 
     def _find_words(self, children: Sequence[Element], region: Region) -> list[Span]:
         """Return the words of each child.
 
-        A child without words gets an empty span. It starts at the first word that attends to text
-        after the child, so that the child goes before this word.
+        A child without words gets an empty span at the first word that attends to text after the
+        child. The child goes before this word.
         """
         spans = self._find_runs(children, region)
         self._add_closest_words(spans, children, region)
-        run_starts: dict[int, int] = {}  # for each word of a run except the first: the first word
+        run_starts: dict[int, int] = {}  # keyed by each word of a run but the first
         for run in spans.values():
-            for word in range(run.start + 1, run.end):
-                run_starts[word] = run.start
+            for word_index in range(run.start + 1, run.end):
+                run_starts[word_index] = run.start
         words = self._words[region.first_word : region.end_word]
         # The first position at or after the start of a child is also the first running maximum at
         # or after it. `bisect_left` requires ascending values: the maxima ascend, the positions may
@@ -385,27 +387,30 @@ class TagPlacer:
         furthest_positions = list(accumulate(positions, max))
         for index, child in enumerate(children):
             if index not in spans:
-                word = region.first_word + bisect_left(furthest_positions, child.start)
-                if word in run_starts:  # goes before the run of another element, not into it
-                    word = run_starts[word]
-                spans[index] = Span(word, word)
+                next_word = region.first_word + bisect_left(furthest_positions, child.start)
+                if next_word in run_starts:  # goes before the run of another element, not into it
+                    next_word = run_starts[next_word]
+                spans[index] = Span(next_word, next_word)
         return [spans[index] for index in range(len(children))]
 
     def _add_closest_words(
         self, spans: dict[int, Span], children: Sequence[Element], region: Region
     ) -> None:
         """Add a span for each child that has text but no words: the closest free word."""
-        taken: set[int] = set()  # words that belong to a child
+        used_indices: set[int] = set()  # of the words that belong to a child
         for span in spans.values():
-            taken.update(range(span.start, span.end))
-        free = [word for word in range(region.first_word, region.end_word) if word not in taken]
-        free.sort(key=lambda word: self._words[word].source_position)
-        positions = [self._words[word].source_position for word in free]
+            used_indices.update(range(span.start, span.end))
+        free_indices = []  # of the words that belong to no child
+        for word_index in range(region.first_word, region.end_word):
+            if word_index not in used_indices:
+                free_indices.append(word_index)
+        free_indices.sort(key=lambda word_index: self._words[word_index].source_position)
+        positions = [self._words[word_index].source_position for word_index in free_indices]
         for index, child in enumerate(children):
-            if not free or index in spans or not self._has_text(child):
+            if not free_indices or index in spans or not self._has_text(child):
                 continue
             closest = bisect_left(positions, child.start)  # the first word at or after the child
-            if closest == len(free):
+            if closest == len(free_indices):
                 closest -= 1
             elif closest > 0:
                 # the position before is compared with the child's start, the one after with its end
@@ -413,15 +418,15 @@ class TagPlacer:
                 distance_after = positions[closest] - child.end
                 if distance_before < distance_after:
                     closest -= 1
-            word = free.pop(closest)
+            word_index = free_indices.pop(closest)
             del positions[closest]
-            spans[index] = Span(word, word + 1)
+            spans[index] = Span(word_index, word_index + 1)
 
     def _find_runs(self, children: Sequence[Element], region: Region) -> dict[int, Span]:
         """Map the index of each child that has words to the longest run of its words.
 
-        The first of several longest runs counts. A single word between two words of a child also
-        belongs to this child, unless it belongs to another one.
+        The first of several longest runs counts. A word that belongs to no child counts as a word
+        of a child if the words before and after it belong to that child.
         """
         starts = [child.start for child in children]  # ascending: children do not overlap
         owners: list[int | None] = []  # the index of the child that each word belongs to

@@ -146,11 +146,11 @@ class _PartReader:
 
     def _read_runs(self, tokens: Sequence[XmlToken]) -> list[SourceText]:
         """Read the content of an OOXML paragraph."""
-        items = _group_fields(list(_RunReader(self, tokens).read()))
+        nodes = _group_fields(list(_RunReader(self, tokens).read()))
         texts: list[SourceText] = []
-        for is_separator, group in groupby(items, lambda item: item.kind is TokenKind.BOUNDARY):
+        for is_separator, group in groupby(nodes, lambda node: node.kind is TokenKind.BOUNDARY):
             if is_separator:
-                texts.append(make_untranslated("".join(item.content for item in group)))
+                texts.append(make_untranslated("".join(node.content for node in group)))
             else:
                 texts.append(_join_runs(list(group), self._options))
         return texts
@@ -189,18 +189,18 @@ def _is_paragraph(token: XmlToken) -> bool:
     return token.name == "p" and token.namespace in _RUN_NAMESPACES
 
 
-class _Item(NamedTuple):
+class _InlineNode(NamedTuple):
     """A text of an OOXML paragraph, or markup: a tag, or an element that is not translated."""
 
     kind: TokenKind
     content: str  # the escaped characters of a text, or the source of markup
     name: str = ""  # name of the element of a tag
     run_tags: _RunTags | None = None  # tags around a text; None for markup
-    field_mark: str = ""  # role of the item in a field; see `_field_mark`
+    field_mark: str = ""  # role of the node in a field; see `_field_mark`
 
     @property
     def source(self) -> str:
-        """The source of the item. A text is enclosed in the tags of its run."""
+        """The source of the node. A text is enclosed in the tags of its run."""
         if self.run_tags is None:
             return self.content
         return self.run_tags.opening + self.content + self.run_tags.closing
@@ -214,14 +214,14 @@ class _RunTags(NamedTuple):
 
 
 class _RunReader:
-    """Divides the content of an OOXML paragraph into items."""
+    """Divides the content of an OOXML paragraph into nodes."""
 
     def __init__(self, part_reader: _PartReader, tokens: Sequence[XmlToken]) -> None:
         self._part_reader = part_reader
         self._tokens = tokens
 
-    def read(self) -> Iterator[_Item]:
-        """Yield the items in order."""
+    def read(self) -> Iterator[_InlineNode]:
+        """Yield the nodes in order."""
         index = 0
         while index < len(self._tokens):
             token = self._tokens[index]
@@ -231,17 +231,17 @@ class _RunReader:
                 tag_end = self._find_tag_end(index)
                 name = "sdt" if token.name == "sdtContent" else token.name
                 tag = join_raw(self._tokens[index:tag_end])
-                yield _Item(_KIND_OF_TAG[token.kind], tag, name)
+                yield _InlineNode(_KIND_OF_TAG[token.kind], tag, name)
                 index = tag_end  # the next token is in the container, or after it
                 continue
             element = self._tokens[index:element_end]
             if is_run_markup and token.kind is XmlKind.OPENING and token.name == "r":
                 yield from self._read_run(element)
             elif token.name in ("pPr", "endParaRPr", "br"):
-                yield _Item(TokenKind.BOUNDARY, join_raw(element))
+                yield _InlineNode(TokenKind.BOUNDARY, join_raw(element))
             # tokens without a name are white space and comments between runs, and are dropped
             elif token.name and token.name not in _DROPPED:
-                yield _Item(TokenKind.ATOM, self._part_reader.store_text_box(element))
+                yield _InlineNode(TokenKind.ATOM, self._part_reader.store_text_box(element))
             index = element_end
 
     def _is_container_tag(self, start: int, end: int) -> bool:
@@ -283,7 +283,7 @@ class _RunReader:
                 return end + 1
         return len(self._tokens)
 
-    def _read_run(self, run: Sequence[XmlToken]) -> Iterator[_Item]:
+    def _read_run(self, run: Sequence[XmlToken]) -> Iterator[_InlineNode]:
         """Yield the texts of a run and the markup between them."""
         opening, *content, closing = run
         properties = ""
@@ -298,15 +298,15 @@ class _RunReader:
             elif token.name == "t":
                 text = "".join(child_token.text for child_token in child)
                 run_tags = _make_run_tags(opening, properties)
-                yield _Item(TokenKind.TEXT, escape(text), run_tags=run_tags)
+                yield _InlineNode(TokenKind.TEXT, escape(text), run_tags=run_tags)
             elif token.name == "noBreakHyphen":
                 run_tags = _make_run_tags(opening, properties)
-                yield _Item(TokenKind.TEXT, "\u2011", run_tags=run_tags)
+                yield _InlineNode(TokenKind.TEXT, "\u2011", run_tags=run_tags)
             elif token.name and token.name not in _DROPPED:
                 markup = self._part_reader.store_text_box(child)
                 markup_run = opening.raw + properties + markup + closing.raw
                 kind = TokenKind.BOUNDARY if token.name in _SEPARATORS else TokenKind.ATOM
-                yield _Item(kind, markup_run, field_mark=_field_mark(child))
+                yield _InlineNode(kind, markup_run, field_mark=_field_mark(child))
 
 
 def _read_properties(element: Sequence[XmlToken]) -> str:
@@ -315,11 +315,11 @@ def _read_properties(element: Sequence[XmlToken]) -> str:
     # an attribute begins after a space, such as ` sz="24"`
     has_attributes = re.search(r"\s\w", start_tag) is not None
     # the children and the end tag, or nothing if the start tag is an empty element
-    following = [token.raw for token in element[1:] if token.name not in ("lang", "noProof")]
-    has_children = len(following) > 1
+    remaining_markup = [token.raw for token in element[1:] if token.name not in ("lang", "noProof")]
+    has_children = len(remaining_markup) > 1
     if not has_attributes and not has_children:
         return ""
-    return start_tag + "".join(following)
+    return start_tag + "".join(remaining_markup)
 
 
 def _make_run_tags(opening: XmlToken, properties: str) -> _RunTags:
@@ -357,61 +357,61 @@ def _is_link(instruction: str) -> bool:
     return instruction.strip().startswith("HYPERLINK")
 
 
-def _group_fields(items: Sequence[_Item]) -> list[_Item]:
-    """Join the items of each field.
+def _group_fields(nodes: Sequence[_InlineNode]) -> list[_InlineNode]:
+    """Join the nodes of each field.
 
-    A link becomes an element around its text. Any other field becomes one item that is not
+    A link becomes an element around its text. Any other field becomes one node that is not
     translated. If a field begins or ends in another paragraph, each of its marks in this paragraph
     separates two texts.
     """
-    grouped: list[_Item] = []
+    grouped: list[_InlineNode] = []
     starts: list[int] = []  # indices in `grouped` at which the open fields begin
-    for item in items:
-        grouped.append(item)
-        if item.field_mark == "begin":
+    for node in nodes:
+        grouped.append(node)
+        if node.field_mark == "begin":
             starts.append(len(grouped) - 1)
-        elif item.field_mark == "end" and starts:
+        elif node.field_mark == "end" and starts:
             start = starts.pop()
-            field_items = grouped[start:]
+            field_nodes = grouped[start:]
             del grouped[start:]
-            grouped += _join_field(field_items)
+            grouped += _join_field(field_nodes)
     # Joined fields have no marks. The remaining marks belong to fields that begin or end in another
     # paragraph.
-    for index, item in enumerate(grouped):
-        if item.field_mark:
-            grouped[index] = item._replace(kind=TokenKind.BOUNDARY)
+    for index, node in enumerate(grouped):
+        if node.field_mark:
+            grouped[index] = node._replace(kind=TokenKind.BOUNDARY)
     return grouped
 
 
-def _join_field(items: Sequence[_Item]) -> list[_Item]:
-    """Join the items of a complete field. The result has no field marks.
+def _join_field(nodes: Sequence[_InlineNode]) -> list[_InlineNode]:
+    """Join the nodes of a complete field. The result has no field marks.
 
-    A link becomes a start tag, the items of its text and an end tag. Any other field becomes one
-    item.
+    A link becomes a start tag, the nodes of its text and an end tag. Any other field becomes one
+    node.
     """
-    marks = [item.field_mark for item in items]
+    marks = [node.field_mark for node in nodes]
     if "link" in marks and "separate" in marks:
         separator = marks.index("separate")
-        code = "".join(item.source for item in items[: separator + 1])
-        opening = _Item(TokenKind.OPENING, code, "field")
-        closing = _Item(TokenKind.CLOSING, items[-1].source, "field")
-        return [opening, *items[separator + 1 : -1], closing]
-    return [_Item(TokenKind.ATOM, "".join(item.source for item in items))]
+        code = "".join(node.source for node in nodes[: separator + 1])
+        opening = _InlineNode(TokenKind.OPENING, code, "field")
+        closing = _InlineNode(TokenKind.CLOSING, nodes[-1].source, "field")
+        return [opening, *nodes[separator + 1 : -1], closing]
+    return [_InlineNode(TokenKind.ATOM, "".join(node.source for node in nodes))]
 
 
-def _join_runs(items: Sequence[_Item], options: ReadOptions) -> SourceText:
+def _join_runs(nodes: Sequence[_InlineNode], options: ReadOptions) -> SourceText:
     """Join the runs between two boundaries into one text.
 
     The most frequent formatting counts as plain. The tags of a plain run enclose the text.
     """
     lengths: Counter[_RunTags] = Counter()  # number of characters with each formatting
-    for item in items:
-        if item.run_tags is not None:
-            lengths[item.run_tags] += len(item.content.strip())
+    for node in nodes:
+        if node.run_tags is not None:
+            lengths[node.run_tags] += len(node.content.strip())
     if not any(lengths.values()):
-        return make_untranslated("".join(item.source for item in items))
+        return make_untranslated("".join(node.source for node in nodes))
     plain, _ = lengths.most_common(1)[0]
-    tokens = _make_tokens(items, plain)
+    tokens = _make_tokens(nodes, plain)
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
     contents = [plain.opening, *text.contents, plain.closing]
     # Two tags without text between them leave an empty run, such as <w:r><w:t></w:t></w:r>.
@@ -419,20 +419,20 @@ def _join_runs(items: Sequence[_Item], options: ReadOptions) -> SourceText:
     return XmlText(MarkupText(contents), removed_markup=empty_runs)
 
 
-def _make_tokens(items: Sequence[_Item], plain: _RunTags) -> list[Token]:
+def _make_tokens(nodes: Sequence[_InlineNode], plain: _RunTags) -> list[Token]:
     """Return the tokens of a text within a plain run.
 
     Markup and runs with other formatting cannot be in this run. It therefore ends before them, and
     another plain run begins after them.
     """
     tokens: list[Token] = []
-    for run_tags, group in groupby(items, lambda item: item.run_tags):
+    for run_tags, group in groupby(nodes, lambda node: node.run_tags):
         if run_tags is None:  # markup
-            for item in group:
-                markup = plain.closing + item.content + plain.opening
-                tokens.append(Token(item.kind, markup, item.name))
+            for node in group:
+                markup = plain.closing + node.content + plain.opening
+                tokens.append(Token(node.kind, markup, node.name))
             continue
-        text = "".join(item.content for item in group)
+        text = "".join(node.content for node in group)
         if run_tags == plain or not text.strip():  # white space needs no formatting of its own
             tokens.append(Token(TokenKind.TEXT, text))
         else:
