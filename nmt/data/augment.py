@@ -1,8 +1,8 @@
 """Change the text of training pairs at random (docs/augment.md).
 
-The changes imitate text as people write it, so that a model learns to translate it. They depend
-only on the seed, the number of the update and the index of the pair. So they are the same for every
-number of ranks, and after resuming.
+The changes imitate the typos, capitals and symbols of real text, so that a model learns to
+translate such text. They depend only on the seed, the number of the update and the index of the
+pair. So they are the same for every number of ranks, and after resuming.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def pad(
 ) -> Tensor:
     """Stack rows of ids to (B, longest row), padded on the right.
 
-    Each row gets the id `bos` at its start and the id `eos` at its end, if these are given.
+    Unless they are None, adds the id `bos` at the start of each row and the id `eos` at its end.
     """
     prefix = [] if bos is None else [bos]
     suffix = [] if eos is None else [eos]

@@ -177,9 +177,9 @@ class TokenBatchSampler:
     def _select_rank_batches(self, batches: list[Rows]) -> list[Rows]:
         """Return the batches and slices of batches that this rank computes in an update.
 
-        Lay the batches end to end on an axis, each as long as its cost, and cut the axis into
-        `world_size` equal intervals, one for each rank. A cut close to the start or the end of a
-        batch moves there, so that no slice is tiny.
+        The batches are laid end to end on an axis, where the length of a batch is its cost. The
+        axis is cut into `world_size` equal intervals, one for each rank. A cut close to the start
+        or the end of a batch moves there, so that no slice is tiny.
         """
         if self.world_size == 1:
             return batches

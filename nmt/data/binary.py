@@ -88,7 +88,7 @@ def read_meta(data_dir: Path) -> DataInfo:
     """Read `meta.json`.
 
     Raises `DataError` if `data_dir` is not a data folder, and `DamagedError` if the file is damaged
-    or a newer version of nmt wrote it.
+    or was written by a newer version of nmt.
     """
     path = data_dir / "meta.json"
     if not path.exists():

@@ -208,7 +208,7 @@ class _Extension:
                 score = lowest - i
             else:
                 num_removed_boundaries = len(pieces) - 1
-                joined_score = sum(scores[joined] for joined in pieces)
+                joined_score = sum(scores[joined_piece] for joined_piece in pieces)
                 score = joined_score + _JOIN_BONUS * num_removed_boundaries
             self.model += serialize_piece(piece, _Piece.NORMAL, score)
             model_pieces.add(piece)

@@ -132,13 +132,14 @@ def find_directions(
     if config_directions:
         return list(config_directions)
     if src_tokenizer.language_ids:  # M2M100 or NLLB
-        # The direction that the user chose for `nmt-import` needs no tags: the tokenizers put its
-        # languages before all texts, as their `prefix_ids`.
+        # The tokenizers put the languages that the user chose for `nmt-import` before all texts, as
+        # their `prefix_ids`. The direction between these languages therefore needs no tags.
         imported_direction = LanguagePair(src_lang, tgt_lang)
         return [imported_direction, *list_language_directions(src_tokenizer)]
     tags = {}  # keyed by target language
     for piece in src_tokenizer.all_pieces():
-        if match := _TAG.fullmatch(piece):
+        match = _TAG.fullmatch(piece)
+        if match is not None:
             tags[match[1]] = piece
     tgt_codes = list(tags) or _split_codes(tgt_lang)
     src_codes = _split_codes(src_lang)

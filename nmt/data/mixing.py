@@ -66,8 +66,8 @@ class Mix:
     def draw_rows(self, seed: int, epoch: int, pool_index: int = 0, num_pools: int = 1) -> Rows:
         """Return the row numbers of the pairs of an epoch, in no particular order.
 
-        `num_pools` divides the epoch into equal pools, which are prepared one after the other;
-        only the rows of the pool `pool_index` are returned.
+        The epoch is divided into `num_pools` equal pools, which are prepared one after the other.
+        Only the rows of the pool `pool_index` are returned.
         """
         selected = []
         for corpus_index, num_pairs in enumerate(self.count_pairs(epoch)):

@@ -29,8 +29,8 @@ from nmt.errors import ConfigError
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 _SEGMENTATIONS_PER_WORD = 64
-"""Number of random segmentations of a word. Each occurrence of the word gets one of them, so that
-most segmentations are in the cache.
+"""Number of random segmentations of a word. Each occurrence of the word draws one of them. With so
+few, most are in the cache.
 """
 _MAX_CACHED_SEGMENTATIONS = 1 << 18  # this many take about 80 MB
 

@@ -1,6 +1,6 @@
 """Changes of text that imitate how people write: capitals, missing punctuation, typos, emoji.
 
-Each function takes the random number generator that it draws from, so that equal generators give
+Each function draws from the random number generator among its arguments. Equal generators give
 equal text.
 """
 

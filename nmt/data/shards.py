@@ -243,8 +243,8 @@ class MappedShard:
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
 
-        A damaged file may have negative ids. They count as very large ids, which the caller finds
-        when it compares the result with the size of the vocabulary.
+        A damaged file may have negative ids. They count as very large ids. The caller detects them
+        by comparing the result with the size of the vocabulary.
         """
         largest_src = 0
         largest_tgt = 0

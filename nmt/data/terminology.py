@@ -219,9 +219,9 @@ def _number_words(ids: list[int], starts_word: Array, text: str) -> list[int]:
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:
     """Return the phrase pair with the longest source span that begins with the word `src_start`.
 
-    The span has at most `num_words` words. Its first and its last word are linked, and no word of
-    the pair has a link to a word outside of it (Koehn et al., 2003). The word `src_start` must be
-    linked. Returns None if there is no such pair.
+    The span has at most `num_words` words. The first and the last word of the span are linked, and
+    no word of the pair has a link to a word outside of the pair (Koehn et al., 2003). The word
+    `src_start` must be linked. Returns None if there is no such pair.
     """
     for src_end in range(src_start + num_words, src_start, -1):  # longer spans first
         # not empty, since the word `src_start` is linked

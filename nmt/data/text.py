@@ -298,7 +298,7 @@ def pair_lines(
 
 
 class ArrivingLines:
-    """Yields the lines of a pipe or terminal as soon as they arrive, as bytes.
+    """Yields each line of a pipe or terminal, as bytes, as soon as it arrives.
 
     All lines but the last end with \\n. A line above `MAX_LINE_BYTES` comes in parts. Only one
     thread may read an instance.

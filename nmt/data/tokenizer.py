@@ -317,8 +317,8 @@ class MappedTokenizer(Tokenizer):
         """Decode ids into one line of text, see `Tokenizer.decode`."""
         pieces = [self._pieces[i] for i in ids if i not in self._undecoded_ids]
         text: str = self._processor.decode(pieces) if pieces else ""
-        # The vocabulary may have pieces that this model lacks, for example pieces of the source
-        # language if both languages share it. SentencePiece does not decode their ▁ to a space.
+        # If both languages share the vocabulary, it has pieces that the SentencePiece model of the
+        # target lacks. SentencePiece does not decode the ▁ of such pieces to a space.
         return self._clean(text.removeprefix("▁").replace("▁", " "))
 
 
@@ -437,7 +437,8 @@ def read_model(path: Path) -> bytes:
 def refuse_surrogates(texts: Sequence[str]) -> None:
     """Raise `DataError` if a text has half of a surrogate pair."""
     for text in texts:
-        if match := re.search("[\ud800-\udfff]", text):
+        match = re.search("[\ud800-\udfff]", text)
+        if match is not None:
             raise DataError(
                 f"the text {text[:40]!a} has half a surrogate pair at character "
                 f"{match.start()}; decode it with errors='replace'"

@@ -37,7 +37,7 @@ class Constraint(Protocol):
 
         `beam.tokens` has a column for each step of the search, `beam.length` columns in all. A
         sentence that joined later has BOS in the columns of earlier steps. So a constraint must
-        return False if it takes `beam.length` for the number of tokens of a hypothesis, or if it
+        return False if it uses `beam.length` as the number of tokens of a hypothesis, or if it
         looks up data by the number of a sentence.
         """
 

@@ -108,7 +108,7 @@ class Glossary:
         self.lines: list[str] = []
         self._line_numbers: dict[str, int] = {}
         # keyed by the case-folded words of the source
-        self._by_words: dict[tuple[str, ...], list[Entry]] = {}
+        self._entries_by_words: dict[tuple[str, ...], list[Entry]] = {}
         # the number of words of the longest source, keyed by the first word
         self._max_words: dict[str, int] = {}
         # the entries with `matches_inside_words`, keyed by the case-folded source
@@ -120,7 +120,7 @@ class Glossary:
             if entry.matches_case:
                 self._has_case_sensitive_entries = True
             words = tuple(word.casefold() for word in _compile(_WORD).findall(entry.source))
-            self._by_words.setdefault(words, []).append(entry)
+            self._entries_by_words.setdefault(words, []).append(entry)
             max_words = self._max_words.get(words[0], 0)
             self._max_words[words[0]] = max(len(words), max_words)
             if entry.matches_inside_words:
@@ -132,8 +132,8 @@ class Glossary:
     def find(self, text: str) -> list[tuple[str, ...]]:
         """Return the target forms of each term that occurs in `text`, in order.
 
-        Terms do not overlap: of the terms that begin with the same word, only the longest counts,
-        and no other term may begin inside of it.
+        Of the terms that begin with the same word, only the longest counts. Another term cannot
+        begin inside of it, so terms do not overlap.
         """
         return [match.targets for match in self._find_in_normalized(_normalize(text))]
 
@@ -149,8 +149,7 @@ class Glossary:
         protected = protected_spans(normalized)
         terms = []
         for match in self._find_in_normalized(normalized):
-            # if the term overlaps with a protected span, it overlaps with the last one that starts
-            # before the end of the term
+            # it suffices to check the last protected span that starts before the end of the term
             num_spans = bisect_left(protected, match.end, key=lambda span: span.start)
             overlaps_protected = num_spans > 0 and protected[num_spans - 1].stop > match.start
             if not overlaps_protected:
@@ -219,9 +218,11 @@ class Glossary:
             longest_match = None
             num_words = min(self._max_words.get(words[word_index], 0), len(words) - word_index)
             while num_words > 0 and longest_match is None:
-                term_words = tuple(words[word_index : word_index + num_words])
-                end = word_matches[word_index + num_words - 1].end()
-                entries = _choose_entries(self._by_words.get(term_words, []), text[start:end])
+                end_index = word_index + num_words
+                term_words = tuple(words[word_index:end_index])
+                end = word_matches[end_index - 1].end()
+                entries = self._entries_by_words.get(term_words, [])
+                entries = _choose_entries(entries, text[start:end])
                 if entries:
                     longest_match = _Match(start, end, entries)
                 else:

@@ -65,7 +65,7 @@ def shift_alignment(
     """Return the source position of each of `tokens`, for models with `alignment_shift`.
 
     In these models, the attention of the step that reads a token aligns the token. No step reads
-    the last token. If it is EOS, it is aligned with the EOS of the source, and otherwise with the
+    the last token. A final EOS is aligned with the EOS of the source. Any other last token gets the
     position of the token before it.
 
     Args:

@@ -71,8 +71,8 @@ def _search_protected(
     """Search without `protect`, then search again the sentences that lack a protected text.
 
     The second search requires the protected texts, such as placeholders, like terms of a glossary.
-    It leaves out texts that the target tokenizer cannot encode, so that a sentence that lacks no
-    other text is not searched again.
+    It does not require texts that the target tokenizer cannot encode. A sentence that lacks only
+    such texts is not searched again.
     """
     plain_request = replace(request, config=replace(request.config, protect=False))
     results = search(stepper, plain_request, tokenizers)

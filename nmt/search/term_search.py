@@ -52,12 +52,12 @@ class SentenceTerms:
 
     Args:
         terms: the spellings of each term. A term that is listed twice must occur twice.
-        ends_previous_word: for each token id, whether a word directly before this token is
-            complete, since the token does not continue it. See `mark_word_ends`.
+        ends_previous_word: for each token id, whether the word before this token is complete,
+            because the token cannot continue it. See `mark_word_ends`.
         closed: indices of protected texts that no token can continue, such as `{name}`.
         open_ended: indices of protected texts that a letter or digit could continue, such as `%s`.
-        ends_previous_protected: for each token id, whether a text of `open_ended` directly before
-            this token is complete. See `mark_protected_ends`.
+        ends_previous_protected: for each token id, whether a text of `open_ended` is complete if
+            this token follows. See `mark_protected_ends`.
     """
 
     def __init__(

@@ -101,15 +101,15 @@ class BatchSearch:
         for indices in batch_indices:
             batches.append([segments[i] for i in indices])
         num_parallel = self.backend.num_workers if self.is_parallel else 1
-        batch_results = []
+        results_by_batch = []
         if num_parallel == 1 or len(batches) == 1:
             for batch in batches:
-                batch_results.append(self._search(batch))
+                results_by_batch.append(self._search(batch))
         else:
             with ThreadPoolExecutor(num_parallel) as pool:
-                batch_results += pool.map(self._search, batches)
-        for indices, results_of_batch in zip(batch_indices, batch_results, strict=True):
-            for i, result in zip(indices, results_of_batch, strict=True):
+                results_by_batch += pool.map(self._search, batches)
+        for indices, batch_results in zip(batch_indices, results_by_batch, strict=True):
+            for i, result in zip(indices, batch_results, strict=True):
                 results[i] = result
         return results
 

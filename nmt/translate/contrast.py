@@ -43,7 +43,8 @@ class OtherLines:
             # the candidates around the line, which are fewer on one side at either end
             start = max(0, position - num_others // 2)
             start = min(start, len(candidates) - 1 - num_others)
-            neighbors = candidates[start : start + num_others + 1]
+            end = start + num_others + 1  # 1 for the line itself
+            neighbors = candidates[start:end]
             if line in neighbors:
                 neighbors.remove(line)
             for i in range(num_others):

@@ -122,8 +122,9 @@ class LineOptions:
             )
         if self.context:
             self._check_context()
+        replaces_unknown_words_in_hints = self.unk_replacement and len(self.hints) > 0
         require_valid(
-            not (self.unk_replacement and self.hints),
+            not replaces_unknown_words_in_hints,
             "unk_replacement",
             self.unk_replacement,
             "does not work with glossary_mode=soft",

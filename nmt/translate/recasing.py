@@ -47,7 +47,8 @@ def find_case(text: str) -> str:
         has_case = num_capitals >= _MIN_CAPITAL_SHARE * num_letters
         is_upper = has_case and num_capitals >= _MIN_CAPITALS
         return "upper" if is_upper else ""
-    # Lo: letters without case, such as Chinese ones; marks such as the ʻ of Hawaiian are Lm
+    # Letters without case, such as Chinese letters, have the category Lo. Marks such as the ʻ of
+    # Hawaiian have the category Lm.
     if any(word[0].islower() or unicodedata.category(word[0]) == "Lo" for word in words):
         return ""
     is_sentence = _ENDS_SENTENCE.search(text.rstrip()) is not None

@@ -51,10 +51,11 @@ def find_weights(
     """Return simple weights that choose candidates with about the highest score.
 
     Many weights have almost the highest score, and which of them has the highest depends on the
-    lines. Length weights far from 0 often fit only the lengths of these references. So among the
-    weights that are at most one standard error worse than the best (the 1-SE rule of Breiman et
-    al., 1984), returns those whose length weight is closest to 0, and the smallest reverse weight
-    among these. The standard error is estimated for the difference of the two scores.
+    lines. Length weights far from 0 often fit only the lengths of these references. So all weights
+    that are at most one standard error worse than the best count as equally good (the 1-SE rule of
+    Breiman et al., 1984). Of these, returns the weights whose length weight is closest to 0, and if
+    several are equally close, those with the smallest reverse weight. The standard error is
+    estimated for the difference of the two scores.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
