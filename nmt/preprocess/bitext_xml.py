@@ -50,8 +50,8 @@ def read_pairs(
         keep_markup: keep the content of elements for markup, such as `<ph>`, as text. The content
             of all other elements within a text is always kept. Tags are always removed.
 
-    Skipped are units without one of the texts, and units whose target is a copy of the source and
-    marked as not translated. Raises `DataError` for a damaged file, entity
+    Skips a unit that lacks one of the texts. Also skips a unit that is marked as not translated and
+    whose target is a copy of the source. Raises `DataError` for a damaged file, entity
     declarations, text of more than `MAX_TEXT_LENGTH` characters, very long tags and comments, very
     many nested elements, and a file without any pair.
     """
@@ -94,10 +94,12 @@ class _Reader:
         self._text_length = 0  # in characters
         self._num_bytes = 0  # that the parser has received
         self._depth = 0  # number of open elements
-        self._markup_depth = 0  # number of open elements, from the outermost one in `_MARKUP`
-        self._deleted_depth = 0  # number of open elements, from the outermost deleted mark
         self._unit_states: list[str] = []  # states of the current unit and its target
-        self._skip_depth = 0  # number of open elements, from the outermost one in `_SKIPPED`
+        # Each of these depths is 0 outside of such an element, and counts the open elements from
+        # the outermost such element on.
+        self._markup_depth = 0  # elements in `_MARKUP`
+        self._deleted_depth = 0  # marks of the type `_DELETED`
+        self._skip_depth = 0  # elements in `_SKIPPED`
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
@@ -235,9 +237,9 @@ class _Reader:
         elif element in _UNITS:
             source = self._find_text(self.languages[0] or self._file_languages[0])
             target = self._find_text(self.languages[1] or self._file_languages[1])
-            is_marked = not UNTRANSLATED_STATES.isdisjoint(self._unit_states)
-            is_marked_copy = is_marked and source == target
-            if source and target and not is_marked_copy:
+            is_untranslated = any(state in UNTRANSLATED_STATES for state in self._unit_states)
+            is_untranslated_copy = is_untranslated and source == target
+            if source and target and not is_untranslated_copy:
                 self.pairs.append((source, target))
 
     def _find_text(self, language: str) -> str:

@@ -80,7 +80,7 @@ def _to_code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
     is_line_end = codes == _LINE_END
     line_ends = np.flatnonzero(is_line_end)
-    # the first line starts at 0, and each of the others after the line end of the line before
+    # the first line starts at 0, each other line after a line end; no line follows the last one
     starts = np.concatenate([[0], line_ends + 1])[:-1]
     return codes, starts
 

@@ -26,7 +26,8 @@ MAX_LINE_BYTES = 1 << 20
 """Longer lines are overlong: they become empty lines, and `Chunk.overlong` lists them."""
 
 # Number of bytes that are read from a file at once. It must not exceed MAX_LINE_BYTES. Then only
-# the first line that ends in a block can be overlong: the other lines also start in the block.
+# the first line that ends in a block can be overlong: every other line that ends in the block also
+# starts in it, so it is no longer than the block.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -290,7 +291,10 @@ def _read_source(
 
 
 class _LineFile:
-    """Reads one file and buffers whole lines. Line `first_line`, the first one, is at `offset`."""
+    """Reads one file and buffers whole lines.
+
+    Reading starts at byte `offset`, where the line with the number `first_line` starts.
+    """
 
     def __init__(self, path: Path, name: str, first_line: int, offset: int) -> None:
         self._name = name
@@ -299,8 +303,8 @@ class _LineFile:
             self._file.seek(offset)
         self._at_end = False
         self._buffer = b""  # whole lines
-        self._incomplete_line = b""  # the start of the line after the buffered ones
-        self._next_line = first_line  # the number of that line, from 1
+        self._incomplete_line = b""  # the start of the line after the buffered lines
+        self._next_line = first_line  # number of the incomplete line, from 1
         self.line_ends = np.empty(0, np.int64)  # position in the buffer after the \n of each line
         self.overlong: list[int] = []  # numbers of overlong lines, from 1
 
@@ -342,7 +346,7 @@ class _LineFile:
             self.overlong.append(self._next_line)
             text = text[first_newline:]  # empties the line, but keeps its \n
         lines_end = text.rfind(b"\n") + 1
-        # of an overlong line, MAX_LINE_BYTES + 1 bytes are enough to detect it when it ends
+        # Memory is bounded: from MAX_LINE_BYTES + 1 bytes, a line is known to be overlong.
         incomplete_end = lines_end + MAX_LINE_BYTES + 1
         self._incomplete_line = text[lines_end:incomplete_end]
         is_newline = np.frombuffer(text, np.uint8, count=lines_end) == ord("\n")

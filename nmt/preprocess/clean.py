@@ -215,7 +215,8 @@ class _ChunkReader:
         if source.has_alignment_file:
             num_text_files += 1
         file_index = num_files - 1  # the score file if there is one, or the only file
-        if num_files > num_text_files:
+        has_score_file = num_files > num_text_files
+        if has_score_file:
             lines = self._split(self._decode(file_index), file_index)
             if source.score is None:
                 self._score_texts = lines

@@ -77,7 +77,7 @@ def hash_normal_forms(forms: Sequence[str]) -> Hashes:
     empty form are not hashed.
     """
     hashes = _hash(forms)
-    [empty_hash] = _hash([""])
+    empty_hash = _hash([""])[0]
     hashes[hashes == empty_hash] = 0
     return hashes
 

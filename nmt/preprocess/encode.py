@@ -118,6 +118,7 @@ class ShardEncoder:
             tags = chunk.raw_chunk.source.tags
             src_tag_ids = self._src_tokenizer.encode(tags.src)
             tgt_tag_ids = self._tgt_tokenizer.encode(tags.tgt)
+            # this drops pairs from `chunk` itself; `keep` (N,) marks the remaining ones
             keep = drop_by_tokens(
                 chunk,
                 lengths=(src.lengths, tgt.lengths),
@@ -146,12 +147,13 @@ class ShardEncoder:
     def _number_links(
         self, chunk: CleanChunk, src: EncodedLines, tgt: EncodedLines
     ) -> EncodedLines:
-        """Return the links of each pair as numbers: source word, target word, and so forth.
+        """Return the links of each pair as a flat list of source words and target words.
 
-        The user's files count words without the tag of the corpus. A data folder counts the words
-        of the tag too. A pair gets no links if its pieces form another number of words than its
-        text, as after some normalizations. Raises `DataError` for a link of a word that does not
-        exist.
+        For example, the links `0-0 1-2` of a pair become 0, 0, 1, 2. The user's files count words
+        without the tag of the corpus. A data folder counts the words of the tag too, so the numbers
+        are shifted. Some normalizations change the number of words. A pair whose pieces do not form
+        as many words as its text gets no links. Raises `DataError` for a link of a word that does
+        not exist.
         """
         assert chunk.alignments is not None
         tags = chunk.raw_chunk.source.tags
@@ -196,8 +198,8 @@ class WordCounter:
         num_tag_words = int(self._is_start[self._tokenizer.encode(tag)].sum())
         num_words = [len(line.split()) for line in lines]
         num_starts = _count_in_lines(self._is_start[ids.flat], ids)  # (N,), with the tag
-        matches_pieces = num_starts - num_tag_words == num_words
-        return WordCounts(num_words, matches_pieces, num_tag_words)
+        num_words_of_pieces = num_starts - num_tag_words
+        return WordCounts(num_words, num_words_of_pieces == num_words, num_tag_words)
 
 
 def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
@@ -231,17 +233,19 @@ def _to_offsets(lengths: Sequence[int] | Array) -> Array:
 
 
 def _count_in_lines(flags: Array, lines: EncodedLines) -> Array:
-    """Return how many ids of each line have a flag, (N,). `flags` has one for each id."""
-    counts = _to_offsets(flags)  # number of flags before each id, followed by the number of all
-    return np.diff(counts[lines.offsets])
+    """Return how many ids of each line are flagged, (N,). `flags` has one flag for each id."""
+    # running sums: the number of flagged ids before each id, then the number of all flagged ids
+    num_flagged_before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+    return np.diff(num_flagged_before[lines.offsets])
 
 
 class DocumentContext:
     """Joins each pair of a chunk with the pairs before it, for models that translate documents.
 
-    Line i of a file has up to i mod (data.context + 1) lines of context. So the model learns to use
-    any number of lines up to `data.context`. The context does not go beyond an empty or a dropped
-    line, and the joined lines never exceed `max_length`.
+    Line i of a file has up to i mod (data.context + 1) lines of context. With data.context=2, for
+    example, consecutive lines have up to 0, 1, 2, 0, 1, 2, ... lines of context. So the model
+    learns to use any number of lines up to `data.context`. The context does not go beyond an empty
+    or a dropped line, and the joined lines never exceed `max_length`.
 
     Args:
         chunk: the pairs.
@@ -266,7 +270,9 @@ class DocumentContext:
         self._separator = config.data.separator
         self._separator_ids = [tokenizer.encode(self._separator) for tokenizer in tokenizers]
         text_lengths = lengths - self._tag_lengths  # (N, 2)
-        lengths_with_separator = text_lengths + [len(ids) for ids in self._separator_ids]
+        separator_lengths = [len(ids) for ids in self._separator_ids]
+        lengths_with_separator = text_lengths + separator_lengths
+        has_empty_side = (text_lengths == 0).any(axis=1)  # (N,)
         self._starts: list[int] = []  # index of the first pair of each pair's context
         line_numbers = chunk.line_numbers.tolist()
         for i, line_number in enumerate(line_numbers):
@@ -277,8 +283,8 @@ class DocumentContext:
             for j in reversed(range(earliest, i)):  # from the nearest pair back
                 total_lengths = total_lengths + lengths_with_separator[j]
                 has_gap = line_numbers[j] + 1 != line_numbers[j + 1]  # a dropped line
-                has_empty_side = 0 in text_lengths[j : j + 2]  # in line j or the line after it
-                if has_gap or has_empty_side or total_lengths.max() > config.max_length:
+                is_empty = has_empty_side[j] or has_empty_side[j + 1]
+                if has_gap or is_empty or total_lengths.max() > config.max_length:
                     break
                 start = j
             self._starts.append(start)
@@ -313,8 +319,8 @@ class LineEncoder:
         self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"  # 2 or 4 bytes per id
         self.token_kinds = token_kinds(tokenizer)  # (V,)
         self._encodes_words = cuts_at_spaces(tokenizer)
-        # The ids of each word, as bytes. The "word" for the end of a line has the id EOS, which no
-        # text has.
+        # The ids of each word, as bytes. The end of a line counts as a word with the id EOS, since
+        # the ids of a text never include EOS.
         self._ids_by_word = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
         self._older_ids_by_word: dict[str, bytes] = {}
 
@@ -332,7 +338,8 @@ class LineEncoder:
         flat = np.frombuffer(b"".join(ids_of_words), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)  # (N,)
-        ends_without_eos = ends - np.arange(len(ends))  # line i ends after i other lines with EOS
+        # `ends` also counts the EOS of the i lines before line i, which the result does not have
+        ends_without_eos = ends - np.arange(len(ends))
         return EncodedLines(flat[~is_end], np.concatenate([[0], ends_without_eos]))
 
     def _learn_words(self, words: set[str]) -> None:
@@ -372,7 +379,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     normalizer = proto.normalizer_spec
     if trainer.model_type != ModelProto().trainer_spec.BPE:
         return False
-    if trainer.treat_whitespace_as_suffix:  # a piece may end with a space, instead of beginning so
+    if trainer.treat_whitespace_as_suffix:  # pieces end, instead of begin, with a space
         return False
     has_plain_spaces = (
         normalizer.add_dummy_prefix
@@ -382,11 +389,12 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     if normalizer.name not in NORMALIZATIONS or not has_plain_spaces:
         return False
     pieces = tokenizer.all_pieces()
-    return _SPACE in pieces and not any(_SPACE in piece[1:] for piece in pieces)
+    crosses_spaces = any(_SPACE in piece[1:] for piece in pieces)
+    return _SPACE in pieces and not crosses_spaces
 
 
 def make_encoding_task(job: Job) -> Task:
-    """Return a function for `run_stage`. It writes the shard of a span and returns its record."""
+    """Return a function for `run_stage` that writes the shard of a span and returns a record."""
     config = job.config
     # sentences of the pairs that held-out sets took out of the training text
     taken_lines = read_taken_sentences(job)

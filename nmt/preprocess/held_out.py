@@ -1,12 +1,15 @@
 """Read validation and test sets, or take them out of the training text.
 
 Every pair has a key, a hash of its text (see `scan.py`). The pairs with the smallest keys are
-taken, so the choice depends only on the text. A share takes the pairs with keys in a fixed range,
-so that a later version of a text has nearly the same held-out pairs, and new ones: a pair leaves
-only if it shares a sentence with a new held-out pair. A pair is skipped if it shares a sentence
-with a pair that is already taken. Training pairs that share a sentence with a
-held-out pair are left out of training, in corpora of every direction. Sentences are compared
-without case, punctuation and spaces.
+taken, so the choice depends only on the text. A pair is skipped if it shares a sentence with a pair
+that is already taken.
+
+The size of a set is a number of pairs or a share. A share takes the pairs with keys in a fixed
+range. If the text grows, nearly all of these pairs are taken again, and new pairs are added. A pair
+is lost only if it shares a sentence with a new held-out pair.
+
+Training pairs that share a sentence with a held-out pair are left out of training, in corpora of
+every direction. Sentences are compared without case, punctuation and spaces.
 """
 
 from __future__ import annotations
@@ -67,8 +70,8 @@ def held_out_key_limit(sizes: Mapping[str, float], num_training_pairs: int) -> i
     total_size = sum(sizes.values())
     if total_size < 1:
         return int(total_size * NUM_KEYS)
-    num_keys_below = 2 * _num_candidates(total_size)  # filters may drop half of these pairs
-    limit = num_keys_below * NUM_KEYS // num_training_pairs
+    num_pairs_below = 2 * _num_candidates(total_size)  # filters may drop half of these pairs
+    limit = num_pairs_below * NUM_KEYS // num_training_pairs
     return min(limit, NUM_KEYS)
 
 
@@ -161,7 +164,7 @@ def _read_candidates(
         num_groups = num_held_out_groups(candidates, job.config.data.split_by)
         if num_groups >= num_needed:
             break
-        # twice the limit below which the needed number is expected
+        # keys are distributed evenly, so about twice as many groups as needed are below this limit
         key_limit = min(NUM_KEYS, 2 * key_limit * num_needed // max(num_groups, 1))
         num_scans += 1
         scan_name = f"{stage} for held-out pairs"

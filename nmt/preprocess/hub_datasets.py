@@ -46,7 +46,7 @@ def read_dataset(
     """Yield blocks of lines of a dataset: for each field, the next lines as bytes.
 
     A missing text becomes an empty line. `fields` name the source, the target and perhaps the
-    alignment. Each is a column, or a field of the column `translation`, which wmt14 has. Raises
+    alignment. Each is a column or, as in wmt14, a field of the column `translation`. Raises
     `DataError` if the dataset is missing or damaged, or has no such fields.
     """
     name = describe_dataset(settings)
@@ -116,7 +116,7 @@ def _check_hub(dataset: str) -> None:
 
     `datasets` itself would retry for 30 seconds before it raises an error.
     """
-    # A direct connection is not needed with a proxy, nor offline, where `datasets` reads its cache.
+    # with a proxy, a direct connection may be impossible; offline, `datasets` reads its cache
     if urllib.request.getproxies() or os.environ.get("HF_HUB_OFFLINE"):
         return
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))

@@ -4,10 +4,10 @@ One scan of the training text suffices for all three, unless the filters drop un
 The results are stored in the plan folder, so that an interrupted run does not repeat this work.
 
 In this file, a key is a sample key: a hash of the number of a pair (see `scan.py`). The sample for
-the tokenizers consists of the pairs with the smallest keys. Before the first scan, it is not known
-below which limit these keys are. So the scan writes the pairs with keys below an estimate that is
-probably higher, `KeyLimits.sample_below`. Held-out sets are chosen by other keys, which are limited
-by `KeyLimits.held_out_below`.
+the tokenizers consists of the pairs with the smallest keys. The largest of these keys is known only
+after a scan, since the filters drop pairs. So the first scan writes all pairs with keys below
+`KeyLimits.sample_below`, an estimate that is probably too high. Held-out sets are chosen by other
+keys, which are limited by `KeyLimits.held_out_below`.
 
 "Taken" lines are the sentences of the pairs that were taken out of the training text for held-out
 sets.
@@ -196,8 +196,8 @@ def _complete_sample(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
     pair_files = _pair_files(job, spans)
     stage = _SCAN_STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # Counts only keys below the limit of the first scan, as if there was no second scan yet. An
-    # interrupted second scan has written all keys to some files, but not to all.
+    # An interrupted second scan has written all keys to some files, but not to all. Only the keys
+    # below the limit of the first scan are counted, so that the second scan is then continued.
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_SCAN_STAGE} for the sample"
@@ -284,7 +284,7 @@ def sample_size(config: TokenizerConfig) -> int:
 def estimate_scan_limit(size: int, num_pairs: int) -> int:
     """Estimate the limit of keys below which a scan has enough pairs for a sample of `size` pairs.
 
-    The limit selects over twice as many pairs as the sample has, since the filters drop some. Keys
+    The limit selects more than `2 * size` pairs, since the filters drop some of them. Keys
     are distributed evenly from 0 to `MAX_KEY`. Of all pairs, a share of limit / MAX_KEY therefore
     has keys below the limit.
     """
@@ -294,7 +294,7 @@ def estimate_scan_limit(size: int, num_pairs: int) -> int:
 
 
 def find_sample_limit(keys: Keys, size: int) -> np.uint64:
-    """Return the limit below which the `size` smallest keys are, or `MAX_KEY` for fewer keys."""
+    """Return the limit that is above the `size` smallest keys only, or `MAX_KEY` for fewer keys."""
     if len(keys) <= size:
         return np.uint64(MAX_KEY)
     partitioned: Keys = np.partition(keys, size)  # the `size` smallest keys come first

@@ -32,8 +32,8 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
 # scripts of languages that do not separate words by spaces
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# For repeated pairs, sources and targets: the value of filter.duplicates that drops them, and a
-# share of the training pairs. If more are repeated, the report advises the value.
+# For each unit: the value of filter.duplicates that drops its repeats, and a share of the training
+# pairs. The report advises the value if more than this share of the pairs repeat an earlier unit.
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")
@@ -157,7 +157,7 @@ def _count_steep_pairs(statistics: Statistics) -> int:
     starts = bin_starts()
     largest_lengths = starts[1:] - 1  # in tokens
     middles = (starts[:-1] + largest_lengths) // 2  # middle length of each bin
-    # at most the longest line, since the middle of its bin may be longer
+    # the middle of a bin may exceed the longest line of the side
     src = np.minimum(middles[src_bins], statistics.src.longest)
     tgt = np.minimum(middles[tgt_bins], statistics.tgt.longest)
     is_steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP_RATIO
@@ -167,13 +167,14 @@ def _count_steep_pairs(statistics: Statistics) -> int:
 def _describe_lengths(bins: Ints, counts: Ints, longest: int) -> Report:
     """Return quantiles and a histogram of the lengths of one side. Lengths include EOS.
 
-    `bins` (K,) are bins of lengths, in which a bin may occur several times, and `counts` (K,) the
-    numbers of their pairs. `longest` is the largest length.
+    `bins` (K,) holds bins of lengths, and the same bin may occur several times. `counts` (K,) holds
+    the number of pairs for each element of `bins`. `longest` is the largest length.
     """
     starts = bin_starts()[:-1]
     num_lengths = longest + 1  # lengths start at 0
     bar_width = math.ceil(num_lengths / _MAX_HISTOGRAM_BARS)
-    bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
+    bar_indices = starts[bins] // bar_width  # (K,), the bar of the histogram that counts each bin
+    bars = np.bincount(bar_indices, weights=counts).astype(np.int64)
     pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
     running_sums = np.cumsum(pairs_by_bin)  # number of pairs in each bin and the bins before it
     lengths: Report = {"bar_width": bar_width, "bars": bars.tolist()}
@@ -257,7 +258,7 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
         first = overlap["examples"]["normalised pairs"][0]
         yield (
             f"{num_pairs:,} of {size:,} {split} pairs ({num_pairs / size:.1%}) are in the training "
-            f"text, so scores on {split} will be too high: take them out of it "
+            f"text, so scores on {split} will be too high: remove them from the training text "
             f"(first {first['file']}:{first['line']})."
         )
     for unit in ("sources", "targets"):
@@ -267,7 +268,7 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
         if num_rows > num_pairs and is_frequent:
             yield (
                 f"{num_rows:,} of {size:,} {split} {unit} ({num_rows / size:.1%}) are in the "
-                "training text: state it with the scores, or take these pairs out."
+                "training text: state this with the scores, or remove these pairs."
             )
 
 
@@ -347,10 +348,9 @@ def report_table(report: Report) -> str:
     num_more = len(report["advice"]) - _MAX_LISTED
     if num_more > 0:
         advice.append(("!", f"and {num_more} more, in report.json"))
-    tables = [_counts_table(report)]
-    for rows in (list(_list_details(report)), advice):
-        if rows:
-            tables.append(_text_table(rows))
+    tables = [_counts_table(report), _text_table(list(_list_details(report)))]
+    if advice:
+        tables.append(_text_table(advice))
     return "\n\n".join(tables)
 
 

@@ -18,7 +18,7 @@ Syriac Syrc, Thaana Thaa, Devanagari Deva, Bengali Beng, Gurmukhi Guru, Gujarati
 Tamil Taml, Telugu Telu, Kannada Knda, Malayalam Mlym, Sinhala Sinh, Thai Thai, Lao Laoo,
 Tibetan Tibt, Myanmar Mymr, Khmer Khmr, Ethiopic Ethi, Mongolian Mong, Hangul Hang, Hiragana Hira,
 Katakana Kana, Bopomofo Bopo, Han Hani, Tifinagh Tfng, Cherokee Cher"""
-_ISO_CODES = dict(item.split() for item in _ISO_15924.split(","))
+_ISO_CODES = dict(script_and_code.split() for script_and_code in _ISO_15924.split(","))
 _OTHER = "Other"  # any script that is not in the list
 SCRIPTS = (*_ISO_CODES, _OTHER)
 SCRIPT_BY_NUMBER = ("", *SCRIPTS)  # characters without a script have the number 0
@@ -38,8 +38,8 @@ Han Hiragana Katakana: ja; Hangul Han: ko; Han Bopomofo: zh yue; Latin Cyrillic:
 Latin: sr kk; Latin Arabic: ku; Cyrillic Mongolian: mn; Gurmukhi Arabic: pa; Arabic Devanagari: sd
 ks"""
 _SCRIPTS_BY_LANGUAGE: dict[str, tuple[str, ...]] = {}
-for _item in _LANGUAGES.split(";"):
-    _scripts, _languages = _item.split(":")
+for _scripts_and_languages in _LANGUAGES.split(";"):
+    _scripts, _languages = _scripts_and_languages.split(":")
     for _language in _languages.split():
         _SCRIPTS_BY_LANGUAGE[_language] = tuple(_scripts.split())
 

@@ -139,7 +139,8 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
         src_text = "".join(f"{src_line}\n" for src_line, _ in pairs)
         tgt_text = "".join(f"{tgt_line}\n" for _, tgt_line in pairs)
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")
-        _spool_blocks(paths, [[src_text.encode(), tgt_text.encode()]])
+        whole_text = [src_text.encode(), tgt_text.encode()]  # the only block of both files
+        _spool_blocks(paths, [whole_text])
         names = (bundled.value, bundled.value)
         return [DataSource(corpus="", format=Format.pair, paths=paths, names=names)]
     _check_files(config.data)
@@ -200,10 +201,12 @@ def _find_files(
         paths = []
         for side, file in enumerate(file_names):
             path = resolve_path(file)
-            if is_stream(file) or is_compressed(file) or archives.split_name(file) is not None:
+            is_in_archive = archives.split_name(file) is not None
+            if is_stream(file) or is_compressed(file) or is_in_archive:
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
-                blocks = _unpacked_blocks(file, max_stream_bytes)
-                _spool_blocks([path], ([block] for block in blocks))  # one file, one column
+                with spool(path) as spool_file:
+                    for block in _unpacked_blocks(file, max_stream_bytes):
+                        spool_file.write(block)
             paths.append(path)
         names = tuple(map(_name_for_messages, file_names))
         yield replace(template, paths=tuple(paths), names=names)
@@ -264,7 +267,10 @@ def _check_files(config: DataConfig) -> None:
 
 
 def _is_endless(path: Path) -> bool:
-    """Return whether a path is a character device other than a terminal and /dev/null."""
+    """Return whether a path is a device such as /dev/zero, whose text never ends.
+
+    Terminals and /dev/null are devices whose text ends.
+    """
     if not path.is_char_device() or path.samefile(os.devnull):
         return False
     with path.open("rb") as device:
@@ -342,9 +348,10 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
 
 
 def _unpacked_blocks(name: str, max_stream_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of stdin, of a file or of a file in an archive in blocks, decompressed.
+    """Yield the decompressed bytes of a text in blocks.
 
-    Raises `DataError` for more than `max_stream_bytes` from stdin or a pipe.
+    `name` is stdin (`-`), a file, or a file in an archive. Raises `DataError` for more than
+    `max_stream_bytes` from stdin or a pipe.
     """
     archive_and_file = archives.split_name(name)
     if archive_and_file is not None:

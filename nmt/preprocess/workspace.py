@@ -104,7 +104,8 @@ def run_stage(
     """
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
-    # The folder is listed, since some network file systems cache the answer that a file is missing.
+    # Lists the folder, and does not test whether each record exists: some network file systems
+    # cache the answer that a file is missing.
     finished_names = {path.stem for path in folder.iterdir()}
     remaining_spans = [span for span in spans if span.name not in finished_names]
     if not remaining_spans:
@@ -269,8 +270,11 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
                     work.remove()
                 raise
             except OSError as error:
-                if error.filename is not None and folder not in Path(error.filename).parents:
-                    raise  # the error is about a file outside of the work folder
+                # an error without a file name, such as a full disk, is about the work folder
+                if error.filename is not None:
+                    is_in_work_folder = folder in Path(error.filename).parents
+                    if not is_in_work_folder:
+                        raise
                 reason = os.strerror(error.errno) if error.errno else str(error)
                 raise NmtError(
                     f"{data_dir} cannot be written: {reason}; fix this, and run the same command "
