@@ -163,7 +163,8 @@ class RequestContext:
 
     id: str  # value of the header X-Request-ID
     client: str
-    """Name of the API key or network. Limits apply to it, and the scheduler treats all equally."""
+    """Name of the API key, or else network of the sender. Limits apply to it, and the scheduler
+    takes sentences from all clients in turn."""
     key: Key | None = None
     fields: dict[str, Any] = field(default_factory=dict)  # further fields of the access log
 

@@ -73,7 +73,8 @@ class TextEncoder:
         """End the processes that were not used since the previous call."""
         if self._num_running:
             return
-        for translator in [key for key in self._executors if key not in self._used]:
+        idle_translators = [key for key in self._executors if key not in self._used]
+        for translator in idle_translators:
             self._executors.pop(translator).shutdown(wait=False)
         self._used.clear()
 

@@ -252,9 +252,11 @@ class _FileReader:
         `prefix` is the text before each sentence in the input of the model.
         """
         remaining_results = deque(results)
-        # ends at the first text of the next window, whose results are missing
-        while self._texts and len(self._texts[0].sentences) <= len(remaining_results):
-            text = self._texts.popleft()
+        while self._texts:
+            text = self._texts[0]
+            if len(text.sentences) > len(remaining_results):
+                break  # the first text of the next window, which has no results yet
+            self._texts.popleft()
             text_results = [remaining_results.popleft() for _ in text.sentences]
             self._translations.append(text.render(text_results, prefix=prefix))
 

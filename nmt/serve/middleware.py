@@ -76,9 +76,9 @@ class Middleware:
             app = self._choose_app(request, context, max_bytes)
             await app(scope, body.receive, sender)
         except Exception:
-            # Starlette raises an exception again after `_respond_to_bug` has sent a response to it.
-            # Without a response, `_respond_to_bug` itself has failed. Then uvicorn, which gets the
-            # exception, logs it and answers 500.
+            # After `_respond_to_bug` has sent a response, Starlette raises the exception again. If
+            # no response was sent, `_respond_to_bug` itself has failed. uvicorn then logs the
+            # exception and answers 500.
             if sender.status is None:
                 sender.status = 500
                 raise

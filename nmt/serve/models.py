@@ -70,7 +70,6 @@ class Direction:
         `n_best` is limited to the results of the model's beam. A larger beam could change the best
         translation.
         """
-        # not cached with search settings, which may have any number of values
         has_prefix = bool(options.prefix)
         cache_key = (
             options.n_best,
@@ -79,6 +78,7 @@ class Direction:
             max_source_length,
             has_prefix,
         )
+        # options with search changes are not cached, since the cache would grow without a limit
         if not options.search_changes and cache_key in self._batch_options:
             return self._batch_options[cache_key]
         search_changes = dict(options.search_changes)
@@ -131,9 +131,9 @@ class Models:
         Raises the exceptions of `Translator.load`, and `ConfigError` if two models have the same
         direction.
         """
-        # Load in a thread that ends afterwards, and with it the pool of OpenMP threads that PyTorch
-        # keeps for each thread that has computed something. With more OpenMP threads than cores,
-        # the speed halves.
+        # PyTorch keeps a pool of OpenMP threads for each thread that has computed something. The
+        # thread that loads the models ends afterwards, and its pool too. With more OpenMP threads
+        # than cores, the speed halves.
         with ThreadPoolExecutor(1) as executor:
             return executor.submit(cls._load, config).result()
 
@@ -166,7 +166,7 @@ class Models:
         """
         source, target = self._find_codes(options)
         if is_symbols_only(text):
-            # not translated, and without a detectable language, which is thus reported as English
+            # there is nothing to translate, and no language to detect: report English
             return ResolvedDirection(source or "en", 0.0, None)
         confidence = 0.0
         if source is None:

@@ -220,9 +220,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_written(self, old_num_bytes: int) -> None:
         """Close the connection unless the buffer has shrunk enough from `old_num_bytes`."""
         self._write_timeout = None
-        # If fewer bytes than `_MIN_WRITTEN_BYTES` were left, all of them have to be sent in time,
-        # which cancels the timeout. So if the timeout ends, bytes are left. A discarded request has
-        # a shorter timeout of its own.
+        # When all bytes are sent, this timeout is canceled, so some are left now. If fewer bytes
+        # than `_MIN_WRITTEN_BYTES` were left at first, the difference below is negative, and the
+        # connection is closed. A discarded request has a shorter timeout of its own.
         if self.transport.get_write_buffer_size() > old_num_bytes - _MIN_WRITTEN_BYTES:
             self.transport.abort()
         else:

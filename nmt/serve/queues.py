@@ -1,10 +1,10 @@
 """Requests whose segments wait to be searched, in one queue per client.
 
 A segment is a sentence, or a part of a long sentence, as token ids. A round (`nmt.serve.rounds`) is
-a group of segments that a worker searches together. It takes them from the clients in turn, so that
-a client with many sentences does not delay the others. Requests of clients with little unfinished
-work are urgent: a worker is reserved for them. The number of waiting segments is limited, in total
-and per client.
+a group of segments that a worker searches together. Each client in turn contributes a segment to a
+round, so that a client with many sentences does not delay the others. Requests of clients with
+little unfinished work are urgent: a worker is reserved for them. The number of waiting segments is
+limited, in total and per client.
 """
 
 from __future__ import annotations

@@ -39,8 +39,10 @@ _ROUND_SECONDS = 0.5  # planned duration of a round, so that new clients do not 
 _MIN_SEGMENTS = 32  # smaller rounds may exceed `_ROUND_SECONDS`, since small batches are slow
 _MAX_JOINED_SEGMENTS = 2048  # no segments join a round that has had this number of segments
 _MAX_CONCURRENT_CALLS = 8  # of `call_function`
-_WAIT_SHARE = 0.15  # share of the duration of a round that the next round waits for requests
-_MAX_WAIT_SECONDS = 0.1  # upper limit of this time
+# To wait for requests, a round is delayed by this share of the duration of the previous round, but
+# at most by `_MAX_WAIT_SECONDS`.
+_WAIT_SHARE = 0.15
+_MAX_WAIT_SECONDS = 0.1
 _POLL_SECONDS = 0.001
 _MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
 _MIN_MEASURED_SECONDS = 1e-4  # avoids a division by 0
@@ -151,11 +153,11 @@ class RoundRunner:
     async def _wait_for_expected(self, expectation: _Expectation) -> None:
         """If fewer segments wait than requests are expected, wait for more until the deadline.
 
-        Returns at once if no segment waits, or `_MIN_SEGMENTS` or more. A client that was just
-        answered may send its next request at once. If a round started before the request arrives,
-        the request would have to wait for the end of this round. Clients that send one request
-        after the other would then divide into two halves, and each round would search only one of
-        them.
+        Returns at once if no segment waits, or if at least `_MIN_SEGMENTS` segments wait. A client
+        that was just answered may send its next request at once. If a round started before the
+        request arrives, the request would have to wait for the end of this round. Clients that send
+        one request after the other would then divide into two halves, and each round would search
+        the requests of only one half.
         """
         num_requests = min(expectation.num_requests, _MIN_SEGMENTS)
         while 0 < self._queues.num_waiting < num_requests:

@@ -34,7 +34,8 @@ class Delivery(NamedTuple):
 
     results: list[tuple[int, SearchResult]]  # with the number of the segment in the round
     batch_sizes: list[int]
-    """For each start or join since the last delivery, the number of segments in the search."""
+    """The number of segments in the search after its start, and after each time that segments
+    joined it, since the last delivery."""
 
 
 class SearchRound:

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeVar
 
 from nmt.config import ServeConfig
@@ -225,8 +225,13 @@ class TextTranslator:
             results = await self._search(
                 request_context, direction, sentences, options, alignment=needs_alignment
             )
-        remaining = iter(results)
-        return [list(islice(remaining, len(text.sentences))) for text in source_texts]
+        results_by_text = []
+        start = 0
+        for text in source_texts:
+            end = start + len(text.sentences)
+            results_by_text.append(results[start:end])
+            start = end
+        return results_by_text
 
     async def _translate_with_context(
         self,
@@ -281,9 +286,9 @@ class TextTranslator:
     ) -> list[LineResult]:
         """Translate each group as one line, and return the result of its last sentence.
 
-        `groups` and `case_names` are as `recase_groups` returns them: the letter case of the last
-        sentence of each group. If the translation of a group cannot be divided, translates its last
-        sentence again, without context.
+        `groups` and `case_names` are the results of `recase_groups`. `case_names` has the letter
+        case of the last sentence of each group. If the translation of a group cannot be divided,
+        translates its last sentence again, without context.
         """
         lines = join_lines(groups, separator)
         group_results = await self._search(request_context, direction, lines, options, recase=False)
@@ -295,7 +300,7 @@ class TextTranslator:
             retried_results = await self._search(
                 request_context, direction, sentences, options, recase=False
             )
-        # takes the next of `retried_results` for each None; there is a case name for each group
+        # each None of `last_results` becomes the next result of `retried_results`
         return replace_missing(last_results, retried_results, separator, case_names)
 
     async def _search(
@@ -336,9 +341,9 @@ class TextTranslator:
         self, direction: Direction, function: Callable[..., T], *args: Any
     ) -> T:
         """Return `function(translator, *args)`, called where the model is loaded."""
-        round_scheduler = self._scheduler.rounds
+        round_runner = self._scheduler.rounds
         try:
-            return await round_scheduler.call_function(direction.translator, function, *args)
+            return await round_runner.call_function(direction.translator, function, *args)
         except QueueFullError as error:
             raise self._refuse(error) from None
 

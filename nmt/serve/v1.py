@@ -207,8 +207,9 @@ async def models(request: Request) -> Response:
     Each source of a group is translated to all other languages among the targets of the group.
     """
     service = get_service(request)
-    # The targets of a source include the source itself. Then sources that can be translated to one
-    # another have the same targets, and form a group.
+    # The targets of a source include the source itself. Sources that can be translated to one
+    # another then have the same targets, and form a group: for the directions de-en and en-de, both
+    # sources have the targets {de, en}.
     targets_by_source: dict[tuple[Translator, str], set[str]] = defaultdict(set)
     for (source, target), direction in service.models.directions.items():
         targets_by_source[direction.translator, source] |= {source, target}

@@ -26,7 +26,7 @@ async def attention(request: Request) -> Response:
     params = api_request.params
     sentence = params.text("text")
     translation = params.text("translation")
-    languages = api_request.language_options()
+    options = api_request.language_options()
     api_request.check_size([sentence, translation])
     kind = params.text("kind") if "kind" in params else "cross"
     if kind != "all" and kind not in KINDS:
@@ -36,7 +36,7 @@ async def attention(request: Request) -> Response:
     head = None  # the mean of all heads
     if params.get("head") is not None:
         head = params.integer("head", default=0)
-    direction = service.models.resolve_direction(sentence, languages).direction
+    direction = service.models.resolve_direction(sentence, options).direction
     if direction is None:
         raise HttpError(404, f"{params['target']} texts are not translated to {params['target']}")
     shape = attention_shape(direction.translator.backend)

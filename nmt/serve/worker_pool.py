@@ -130,8 +130,7 @@ class WorkerPool:
         folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
         self._config = replace(config, model_dir=folders)
-        # A second worker that is for urgent requests only does not reduce the number of threads of
-        # the first worker. Both have one for each core.
+        # if the second worker is for urgent requests only, both have one thread for each core
         self._num_threads = max(torch.get_num_threads() // num_sharing_workers, 1)
         self._control = self._start_loader()
         self._workers: list[_WorkerConnection | None] = [None] * self.num_workers
@@ -204,8 +203,8 @@ class WorkerPool:
                     # others may still be on their way
                     is_finished = message.num_finished == search_round.num_added
         except BaseException:
-            # Also after a cancellation, another worker must take over: this worker would deliver
-            # more results of this round, and the next round would get them.
+            # After any exception, also a cancellation, this worker may still send results of this
+            # round, and the next round would receive them. So another worker must take over.
             worker.close()
             raise
         finally:

@@ -97,8 +97,8 @@ def run_loader(fd: int) -> None:
 
 def _load_and_fork(control: socket.socket) -> None:
     """Load models, then fork workers until the server closes its end of the socket `control`."""
-    # While the models are loaded, end with the thread of the server that waits for them. Later,
-    # that thread may end before the server.
+    # A thread of the server waits for the models. Until they are loaded, this process ends with
+    # that thread. Later, the thread may end before the server.
     set_parent_death_signal(signal.SIGKILL)
     connection = Connection(os.dup(control.fileno()))
     request: LoadModels = connection.recv()
