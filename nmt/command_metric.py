@@ -1,4 +1,4 @@
-"""`CommandMetric`, a metric of a command, such as COMET in an environment of its own."""
+"""`CommandMetric`, a metric that an external program computes, such as COMET."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class CommandMetric(Metric):
     def _compute_score_from_stats(self, stats: Any) -> Score:
         return Score(COMMAND_SCORE, float(stats[0]) / float(stats[1]))
 
-    # Abstract methods of `Metric`. Only its `_extract_corpus_statistics` calls them, which this
-    # class replaces.
+    # `Metric` requires these methods, but only `Metric._extract_corpus_statistics` calls them. This
+    # class overrides that method.
 
     def _preprocess_segment(self, sent: str) -> str:
         raise AssertionError

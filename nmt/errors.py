@@ -88,15 +88,23 @@ def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     """
     options = sorted(valid)
     # the name may lack its group, such as warmup_steps for optimizer.warmup_steps
-    same_ending = sorted((option for option in options if option.endswith(f".{name}")), key=len)
-    proposals = same_ending[:3] or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if proposals and not same_ending:
-        similarity = difflib.SequenceMatcher(None, proposals[0], name).ratio()
-        cutoff = max(0.5, similarity - 0.15)
-        proposals = difflib.get_close_matches(name, options, n=3, cutoff=cutoff)
+    same_ending = [option for option in options if option.endswith(f".{name}")]
+    proposals = sorted(same_ending, key=len)[:3]
+    if not proposals:
+        proposals = _find_similar(name, options)
     if proposals:
         return "did you mean " + " or ".join(proposals) + "?"
     return otherwise or "valid: " + ", ".join(options)
+
+
+def _find_similar(name: str, options: Sequence[str]) -> list[str]:
+    """Return the option most similar to `name`, and up to two that are nearly as similar."""
+    most_similar = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if not most_similar:
+        return []
+    similarity = difflib.SequenceMatcher(None, most_similar[0], name).ratio()
+    cutoff = max(0.5, similarity - 0.15)
+    return difflib.get_close_matches(name, options, n=3, cutoff=cutoff)
 
 
 def list_first(items: Sequence[object], limit: int) -> str:

@@ -1,1 +1,1 @@
-"""The commands; the only place that knows Hydra and OmegaConf."""
+"""The commands. Only this package imports Hydra and OmegaConf."""

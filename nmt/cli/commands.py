@@ -272,6 +272,7 @@ def list_settings(
             key = f"{key}.{NAME}"
             type_hint = typing.get_args(type_hint)[1]  # the type of the values
         is_group = dataclasses.is_dataclass(type_hint)
+        # a mapping of names to groups, such as data.corpora, is a setting and has further settings
         if is_mapping:
             yield Setting(key, type_hint, "", help, resume_rule)
         elif not is_group:

@@ -292,7 +292,8 @@ def _needs_hydra(command: Command, arguments: Iterable[Argument]) -> bool:
     that refer to other settings, as in `output='out-${beam_size}'`, or call a resolver of Hydra, as
     in `output='${now:%Y-%m-%d}.txt'`.
     """
-    if command.config_groups != ("experiment",):
+    has_default_files = command.config_groups != ("experiment",)
+    if has_default_files:
         return True
     return any(argument.key in GROUPS or "${" in argument.value for argument in arguments)
 
@@ -354,8 +355,9 @@ def _schema_defaults(name: str) -> dict[str, Any]:
 def _replaced_text_keys(settings: Iterable[Argument]) -> list[str]:
     """Return the keys whose values in YAML files are dropped, since `settings` name other text.
 
-    Files for training replace the text of all splits, but not `num_pairs`, which takes pairs out of
-    them. Files for another split replace the text of this split.
+    Training files in `settings` replace the text of all splits. The settings `num_pairs` stay,
+    since they then take held-out pairs out of the new training text. Files of a held-out split
+    replace the text and `num_pairs` of this split.
     """
     splits = set()
     for setting in settings:

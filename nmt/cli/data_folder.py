@@ -34,7 +34,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
         return
-    # here, since most runs have a data folder, and need no module of nmt.preprocess
+    # imported only here, since most runs have a data folder, and need no module of nmt.preprocess
     from nmt.preprocess.prepare import prepare
     from nmt.preprocess.sources import has_split
 
@@ -57,7 +57,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
         command = shell_command("preprocess", [*_TEXT_ARGUMENTS, f"data_dir={config.data_dir}"])
     if not (has_text and may_write):
         raise DataError(f"{folder} {problem}; make it with: {command}")
-    log.info("%s does not exist; preparing it, as this does: %s", config.data_dir, command)
+    log.info("%s does not exist; preparing it, the same as: %s", config.data_dir, command)
     prepare(preparation.config)
     log.info("wrote %s; %s/report.html describes it", config.data_dir, config.data_dir)
 

@@ -193,9 +193,9 @@ def _tune(config: EvaluateConfig) -> None:
         lowercase=config.lowercase,
     )
     best_of_search = []
-    choice_of_search = []  # the index of each in `candidates`
+    choice_of_search = []  # for each line, the index of the best translation among its candidates
     for n_best in candidates:
-        # as translation without reranking chooses
+        # the translation that is chosen without reranking
         best = max(n_best, key=lambda translation: (translation.finished, translation.score))
         best_of_search.append(best)
         choice_of_search.append(n_best.index(best))

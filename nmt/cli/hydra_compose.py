@@ -58,7 +58,7 @@ def merge_files(
         group_choices: the chosen files, such as `model=tiny`.
     """
     with contextlib.ExitStack() as stack:
-        if GlobalHydra.instance().is_initialized():  # by a sweep, of which this is a job
+        if GlobalHydra.instance().is_initialized():  # in a job of a sweep
             # store the defaults, which Hydra composes again for the next job
             store_defaults(name, corpus, defaults)
         else:

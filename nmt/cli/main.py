@@ -85,8 +85,8 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     """
     words, level = _read_verbosity(list(sys.argv[1:] if argv is None else argv))
     if sys.stderr is None:
-        # The shell has closed file descriptor 2 (2>&-). The next file that is opened gets its
-        # number, and libraries would write errors into it. So that file is the null device.
+        # The shell has closed file descriptor 2 (2>&-). The next file that is opened gets the
+        # number 2, and libraries would write errors into it. So the null device is opened first.
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         log_to_stderr(level)
@@ -193,9 +193,9 @@ def import_function(command: Command) -> Callable[..., Any]:
         with ExitWhenInterrupted():
             module = importlib.import_module(module_name)
             run_command: Callable[..., Any] = getattr(module, function_name)
-        # Before `enable`, after which the next object that is created would begin a collection. Not
-        # at later calls in this process: a command has run by then, and `gc.freeze` would keep its
-        # garbage.
+        # Frozen before `gc.enable`, after which the next new object would start a collection. Later
+        # calls in this process do not freeze: a command has run by then, and `gc.freeze` would keep
+        # its garbage.
         if is_first_import:
             gc.freeze()
     finally:

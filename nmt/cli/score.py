@@ -140,8 +140,8 @@ class _WindowScorer:
         """Add `contrast` to each record.
 
         For one model, it is log P(target|source) per token, minus the mean of the same number for
-        other sources. With a reverse model, it is the mean of this difference and of the difference
-        of log P(source|target) per token for other targets.
+        other sources. With a reverse model, the same difference is computed for
+        log P(source|target) and other targets, and the contrast is the mean of both differences.
         """
         other_scores = []
         for other_sources in self._other_sources.choose(sources):
@@ -170,11 +170,12 @@ def _subtract_mean(
         scores: log-probabilities per token of N pairs.
         other_scores: for each choice of other lines, the hypotheses of the N pairs.
     """
-    other_per_token = np.array(
-        [[_per_token(hypothesis) for hypothesis in hypotheses] for hypotheses in other_scores]
-    )  # (number of other lines, N)
-    difference: npt.NDArray[np.float64] = np.array(scores) - other_per_token.mean(axis=0)
-    return difference
+    other_per_token = []  # (number of choices, N)
+    for hypotheses in other_scores:
+        other_per_token.append([_per_token(hypothesis) for hypothesis in hypotheses])
+    means = np.mean(other_per_token, axis=0)  # (N,)
+    differences: npt.NDArray[np.float64] = np.array(scores) - means
+    return differences
 
 
 def _measure_both_directions(per_token: float, reverse_hypothesis: Hypothesis) -> dict[str, float]:

@@ -52,7 +52,7 @@ def run_hydra(
         arguments: the settings of the command line. Config groups have names of YAML files as
             values, not paths.
         compose: makes a `ComposedCommand` from the arguments of a job and the name of its folder in
-            `run_dir`, which is empty unless each job has a folder.
+            `run_dir`. The name is empty unless each job has a folder.
         run: runs a `ComposedCommand` and returns its score.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise exceptions instead of printing them

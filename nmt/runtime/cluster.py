@@ -90,7 +90,7 @@ class DaskWorkers(Workers[Item, Result]):
         from distributed import KilledWorker
 
         advice = "run the same command to continue"
-        scheduler_lost = PeerError(f"the scheduler {self._scheduler} is lost; {advice}")
+        scheduler_lost_error = PeerError(f"the scheduler {self._scheduler} is lost; {advice}")
         try:
             yield from map_in_order(
                 items, self._submit, self._wait_for_result, get_max_pending=self._get_max_pending
@@ -101,11 +101,11 @@ class DaskWorkers(Workers[Item, Result]):
                 f"because memory ran out; see the log of {error.last_worker.address}: {advice}"
             ) from None
         except CancelledError:
-            raise scheduler_lost from None
+            raise scheduler_lost_error from None
         except OSError as error:
             if error.errno is not None:  # from the function, for example because the disk is full
                 raise
-            raise scheduler_lost from None  # from Dask, whose errors have no errno
+            raise scheduler_lost_error from None  # from Dask, whose errors have no errno
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
@@ -160,8 +160,8 @@ def _connect(scheduler: str) -> Any:
     except (OSError, TimeoutError, ValueError) as error:
         reason = to_one_line(error, 200)
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None
-    # check before the first item is sent, since a worker without nmt could not unpickle it; such a
-    # worker returns an exception instead of a version
+    # Check the versions before the first item is sent, since a worker without nmt cannot unpickle
+    # an item. Such a worker returns an exception instead of a version.
     worker_versions = client.run(metadata.version, "nmt", on_error="return")
     for address, version in worker_versions.items():
         if version != __version__:
@@ -198,8 +198,8 @@ def run_task(
     """Apply a function to an item on this worker.
 
     The factory builds the function for the first item. Later items with the same `function_id` use
-    the same function. Raises `NmtError` if this worker does not see the file `marker`, or if
-    `version`, the client's version of nmt, is not its own.
+    the same function. Raises `NmtError` if this worker does not see the file `marker`, or if the
+    client has another `version` of nmt than this worker.
     """
     global _newest_function, _newest_function_id
     worker_name = f"worker {socket.gethostname()}"

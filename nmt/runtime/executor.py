@@ -21,9 +21,10 @@ class CrashSafeExecutor(ProcessPoolExecutor):
     """A `ProcessPoolExecutor` in which every future fails after a process was lost.
 
     A thread of the executor notices that a process was lost. It fails all futures with a
-    `BrokenProcessPool` and ends the other processes. In Python 3.11, `submit` does not exclude this
-    thread, and a result that was sent only in part blocks it. So await results with
-    `wait_for_result`, or call `fail_if_process_lost` regularly.
+    `BrokenProcessPool` and ends the other processes. Python 3.11 has two bugs here. The thread and
+    `submit` may change the futures at the same time, and the thread waits forever for a result that
+    a killed process has sent only in part. This class avoids the first bug. To avoid the second,
+    await results with `wait_for_result`, or call `fail_if_process_lost` regularly.
     """
 
     def __init__(self, max_workers: int, **options: Any) -> None:
@@ -57,9 +58,9 @@ class CrashSafeExecutor(ProcessPoolExecutor):
     def fail_if_process_lost(self) -> None:
         """If a process was lost, let all futures fail soon.
 
-        Call it regularly while a result is awaited. A process that was killed while it sent a
-        result leaves the thread of the executor waiting for the rest. Without any process that can
-        write to the pipe, the thread reads its end.
+        Call it regularly while a result is awaited. If a process was killed while it sent a result,
+        the thread of the executor waits for the rest of the result. When no process can write to
+        the pipe any more, the thread reads the end of the pipe, and then fails the futures.
         """
         processes = list((self._processes or {}).values())  # None after `shutdown`
         is_lost = wait_for_connections([process.sentinel for process in processes], timeout=0)

@@ -49,5 +49,6 @@ def ticks(end: int, max_ticks: int) -> range:
     """Return round numbers from 0 to `end` for an axis, at most `max_ticks` above 0."""
     step = 1
     while step * max_ticks < end:  # 1, 2, 5, 10, 20, 50, ...
-        step = step * 5 // 2 if str(step).startswith("2") else step * 2
+        starts_with_2 = str(step).startswith("2")
+        step = step * 5 // 2 if starts_with_2 else step * 2
     return range(0, end + 1, step)

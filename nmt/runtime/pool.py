@@ -188,8 +188,8 @@ def _delayed_interrupts() -> Iterator[None]:
         yield
         return
     # The mask delays a signal to this thread, and is inherited by processes that start in the
-    # block. Another thread may still receive the signal, or this thread when the mask ends; the
-    # handler records it.
+    # block. The signal may still arrive in another thread, or in this thread when the mask ends.
+    # The handler therefore records it, and it is raised after the block.
     received_signals = []
     old_handler = signal.signal(
         signal.SIGINT, lambda number, frame: received_signals.append(number)

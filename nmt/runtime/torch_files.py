@@ -69,11 +69,11 @@ def _check_archive(file: IO[bytes]) -> None:
     with zipfile.ZipFile(file) as archive:
         for member in members:
             if member.compress_type:
-                raise ValueError("compressed, which torch would take for numbers")
+                raise ValueError("a compressed member, whose bytes torch would use as numbers")
             if not member.filename.endswith(".pkl"):
                 continue
             if member.file_size > _MAX_PICKLE_BYTES:
-                raise ValueError(f"a pickle of {member.file_size:,} bytes, larger than of a model")
+                raise ValueError(f"a pickle of {member.file_size:,} bytes, too large for a model")
             with archive.open(member) as stream:
                 _check_pickles(stream, num_pickles=1)
 
@@ -88,7 +88,7 @@ def _check_old_format(file: IO[bytes]) -> None:
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         _check_pickles(content, num_pickles=_NUM_OLD_PICKLES)
         if content.tell() > _MAX_PICKLE_BYTES:
-            raise ValueError(f"pickles of {content.tell():,} bytes, larger than of a model")
+            raise ValueError(f"pickles of {content.tell():,} bytes, too large for a model")
 
 
 def _check_pickles(stream: IO[bytes] | mmap.mmap, *, num_pickles: int) -> None:
