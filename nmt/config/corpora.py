@@ -38,7 +38,7 @@ class SplitBy(str, Enum):
     """The text whose hash decides whether `num_pairs` takes a pair out of the training text."""
 
     pair = "pair"  # source and target
-    src = "src"  # the source; with a share, a sentence stays in its set with all its translations
+    src = "src"  # the source; if num_pairs is a share, new translations of a sentence join its set
     tgt = "tgt"  # the target
 
 

@@ -19,8 +19,8 @@ _ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
 class Metric(str, Enum):
     """Metrics with sacreBLEU's defaults.
 
-    The best score is 100, and the worst is 0. TER is the exception: the number of edits per 100
-    words of the reference, of which fewer are better.
+    The best score is 100, and the worst is 0. TER is the exception: it is the number of edits per
+    100 words of the reference, so a lower score is better.
     """
 
     bleu = "bleu"  # BLEU, Papineni et al. (2002)

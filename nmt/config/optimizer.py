@@ -54,8 +54,8 @@ class OptimizerConfig(Settings):
     momentum: float = option(0.95, "muon: decay of the mean of gradients", low=0, below=1)
     averaging_power: float = option(
         0.0,
-        "schedule_free: the average weights update t by t to this power; larger numbers forget old "
-        "weights sooner",
+        "schedule_free: update t has the weight t^averaging_power in the average; a larger number "
+        "forgets old weights sooner",
         low=0,
         high=10,
     )

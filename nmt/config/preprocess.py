@@ -106,8 +106,8 @@ class PreprocessConfig(Settings):
     )
 
     def check(self) -> None:
-        has_scores = self.data.has_scores or self.filter.min_score is None
+        can_filter = self.data.has_scores or self.filter.min_score is None
         problem = (
             "needs scores: data.train.score=COLUMN of data.train.tsv, or data.train.scores=FILE"
         )
-        require_valid(has_scores, "filter.min_score", self.filter.min_score, problem)
+        require_valid(can_filter, "filter.min_score", self.filter.min_score, problem)

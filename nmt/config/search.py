@@ -252,7 +252,7 @@ class SearchConfig(Settings):
 
     @property
     def length_exponent(self) -> float:
-        """The exponent p with which engines that rank by log P / length^p rank like nmt."""
+        """The exponent p for an engine that ranks by log P / length^p, to rank about like nmt."""
         if self.normalization is Normalization.average:
             return 1.0
         if self.normalization is Normalization.none:

@@ -402,7 +402,7 @@ class TrainConfig(RuntimeConfig):
         value = getattr(self, key)
         if not value:
             return False
-        # for a list or dict, which is empty by default, this is MISSING: no value is equal to it
+        # lists and dicts have a default factory, so their `default` is MISSING, equal to no value
         default = self.__dataclass_fields__[key].default
         return bool(value != default)
 

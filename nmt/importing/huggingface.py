@@ -331,8 +331,8 @@ def _read_fast_tokenizer(path: Path) -> list[tuple[str, Any]]:
 def _convert_generation(settings: Settings, tgt: SideVocabulary) -> SearchConfig:
     """Convert the generation settings to search settings.
 
-    Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids a
-    token that our search may generate: all but padding, the start symbol and unused pieces.
+    Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids any
+    token but padding, the start symbol and unused pieces, which our search never generates anyway.
     """
     special_ids = tgt.special_ids
     unused_ids = [i for i, piece in enumerate(tgt.pieces) if is_unused_piece(piece)]

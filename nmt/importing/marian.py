@@ -67,7 +67,7 @@ _POSITION_TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.w
 _MAX_POSITION_OFFSET = 3  # the largest offset that is tried on a position table
 # Rename the tensors of `transformer-new`, whose names are expressions in C++, to the names that
 # `make_state_dict` expects. A feed-forward network is a list of layers: Linear, activation, dropout
-# and Linear, of which the first three are one layer if the activation is ReLU.
+# and Linear. With ReLU, the first three are fused into one layer.
 _NEW_RULES: list[Rule] = [
     (r"^TransformerBatch(En|De)coder->", ""),
     (r"->layers->at\((\d+)\)->as<marian::nn::Transformer\w+>\(\)->", r".layers.\1."),
@@ -159,7 +159,7 @@ def _read_decoder_settings(path: Path, folder: Path) -> Settings:
     """
     decoder_path = folder / "decoder.yml"
     if not decoder_path.exists():
-        weights_path = _find_weights(path, model_names=[])  # no settings have names
+        weights_path = _find_weights(path, model_names=[])  # no settings name files
         decoder_path = Path(f"{weights_path}.decoder.yml")
     if not decoder_path.exists():
         return Settings(decoder_path, {})
@@ -347,8 +347,8 @@ def _convert_positions(settings: Settings, tensors: TensorFile) -> dict[str, Any
     """Return the settings of our model that concern positions. Drops a table that nmt computes.
 
     Marian computes `sinusoidal_concat`. For the same models, transformers computes
-    `sinusoidal_halves`. CTranslate2 does the same unless the file has a table. The type
-    `transformer-new` can also read a table, and then does not scale the embeddings.
+    `sinusoidal_halves`, and so does CTranslate2 if the file has no table. The type
+    `transformer-new` can read a table, and then does not scale the embeddings.
     """
     if not settings.get_bool("transformer-train-position-embeddings", False):
         tensors.drop("Wpos")  # a table that only ct2-marian-converter reads

@@ -75,17 +75,16 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     """
     path = find_pt_file(path)
     checkpoint = load_pickle(path)
-    options = checkpoint.get("opt")
-    vocabularies = checkpoint.get("vocab")
-    output_layer = checkpoint.get("generator")
+    options: Any = checkpoint.get("opt")
+    vocabularies: Any = checkpoint.get("vocab")
+    output_layer: Any = checkpoint.get("generator")
     if isinstance(options, argparse.Namespace):
         options = vars(options)
-    if (
-        not isinstance(options, dict)
-        or not isinstance(vocabularies, dict)
-        or not isinstance(output_layer, dict)
-    ):
-        raise ModelError(f"{path} lacks opt, vocab or generator; it is not a model of OpenNMT-py")
+    for mapping in (options, vocabularies, output_layer):
+        if not isinstance(mapping, dict):
+            raise ModelError(
+                f"{path} lacks opt, vocab or generator; it is not a model of OpenNMT-py"
+            )
     settings = Settings(path, options)
     weights = dict(checkpoint.get("model") or {})
     weights |= {f"generator.{name}": tensor for name, tensor in output_layer.items()}

@@ -101,9 +101,7 @@ def sort_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
         if not isinstance(piece, str) or _SURROGATE.search(piece):
             raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is not text")
         has_row = type(i) is int and 0 <= i < size
-        is_taken = False
-        if has_row and i in piece_of_id:
-            is_taken = piece_of_id[i] != piece
+        is_taken = has_row and piece_of_id.get(i, piece) != piece  # by another piece
         if not has_row or is_taken:
             raise ModelError(
                 f"{path} gives {piece!r} the id {i!r}, which is taken or no row of the embedding "
@@ -239,7 +237,8 @@ def make_tokenizers(
     has_one_model = src_tokenizer.model == tgt_tokenizer.model
     if keeps_ids and has_one_model:
         return src_tokenizer
-    # all other tokenizers map ids, also two SentencePiece models that share a vocabulary
+    # In all other cases, the tokenizers map ids, even if their SentencePiece ids are correct: two
+    # SentencePiece models may share one vocabulary.
 
     def map_ids(tokenizer: Tokenizer, side: SideVocabulary) -> Tokenizer:
         """Return a tokenizer that gives each piece the id of the imported model."""

@@ -55,9 +55,10 @@ class Settings:
     def get_int(self, name: str, default: int | None = None) -> int:
         """Return a setting that must be an integer, 0 or more."""
         value = self.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or not 0 <= value <= _MAX_NUMBER:
             raise self.make_error(name, value, "a whole number")
-        return value
+        return int(value)
 
     def get_dropout(self, name: str, default: float = 0.0) -> float:
         """Return a dropout probability.
@@ -86,7 +87,7 @@ class Settings:
         """Return a setting that must be a number from -max_size to max_size."""
         value = self.get(name, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not abs(value) <= max_size:
+        if not is_number or not abs(value) <= max_size:  # `not <=` is also true for NaN
             raise self.make_error(name, value, f"a number from {-max_size} to {max_size}")
         return float(value)
 
@@ -155,7 +156,7 @@ class Settings:
 
         `valid` describes the values that can be imported.
         """
-        text = reprlib.repr(value)[:60]  # by aliases, a value of YAML can contain itself
+        text = reprlib.repr(value)[:60]  # through aliases, a YAML value can contain itself
         return ModelError(f"{self.path}: {name}={text} cannot be imported, only {valid}")
 
     def make_model_config(self, **settings: Any) -> ModelConfig:
