@@ -155,8 +155,8 @@ def _check_sizes(model: MarianModel) -> None:
     """Raise `ConfigError` for a matrix of a size that Bergamot cannot multiply in int8."""
     output_name = _output_matrix_name(model)
     for name, array in model.arrays.items():
-        is_multiplied = name == output_name or not _is_embedding(name)
-        if not _is_matrix(name) or not is_multiplied:
+        is_only_looked_up = _is_embedding(name) and name != output_name
+        if is_only_looked_up or not _is_matrix(name):
             continue
         num_inputs, num_outputs = array.shape
         if _is_embedding(name):
@@ -225,9 +225,10 @@ def encode_tensors(tensors: list[BinaryTensor]) -> bytes:
     for tensor in tensors:
         content = tensor.content
         if tensor.type != INT8:
-            content += bytes(-len(content) % _ALIGNMENT)  # zeros up to a multiple
+            num_pad_bytes = -len(content) % _ALIGNMENT
+            content += bytes(num_pad_bytes)  # zeros up to a multiple of _ALIGNMENT
         contents.append(content)
-        name_length = len(tensor.name.encode("utf-8")) + 1
+        name_length = len(tensor.name.encode("utf-8")) + 1  # with the zero byte after the name
         header += struct.pack("<4Q", name_length, tensor.type, len(tensor.shape), len(content))
     for tensor in tensors:
         header += tensor.name.encode("utf-8") + b"\0"
@@ -235,17 +236,19 @@ def encode_tensors(tensors: list[BinaryTensor]) -> bytes:
         header += np.array(tensor.shape, dtype="<i4").tobytes()
     # The content begins at a multiple of _ALIGNMENT, after at least one byte of padding.
     header_length = len(header) + 8  # 8 bytes for the length of the padding
-    padding = _ALIGNMENT - header_length % _ALIGNMENT
-    return header + struct.pack("<Q", padding) + bytes(padding) + b"".join(contents)
+    padding_length = _ALIGNMENT - header_length % _ALIGNMENT
+    header += struct.pack("<Q", padding_length) + bytes(padding_length)
+    return header + b"".join(contents)
 
 
 def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
     """Return the content of a lexical shortlist with Marian's binary format.
 
-    All source sentences end with the source EOS, so the candidates that they share are in its list.
-    Marian refuses a file whose last lists are empty, so every list has the target EOS.
+    The file has a list of target ids for each source id. Every source sentence ends with EOS, so
+    the list of EOS has the candidates that all sentences share. Marian refuses a file whose last
+    lists are empty, so every list has the target EOS.
     """
-    # without the padding that the import of a Marian model adds as the last id
+    # these sizes exclude the padding that the import of a Marian model adds as the last id
     src_vocab_size = Tokenizer(tokenizers.src.model).vocab_size
     tgt_vocab_size = Tokenizer(tokenizers.tgt.model).vocab_size
     lists = []

@@ -68,7 +68,7 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
             raise NmtError(f"{cache} is locked by another process; stop it, or wait") from None
         except (OSError, RuntimeError):  # it is not writable, or the file system has no locks
             continue
-        with held_lock:  # releases it
+        with held_lock:  # released at the end of the block
             _convert(model_folder, cache / name, quantization)
         return cache / name
     raise NmtError(

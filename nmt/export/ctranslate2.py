@@ -161,9 +161,9 @@ def _set_alibi(
 ) -> None:
     """Assign the biases of ALiBi in the form of T5's relative attention biases.
 
-    CTranslate2 has ALiBi in decoders only, but T5's biases in both stacks. They are a table with a
-    bias for each bucket of distances and each head. For each direction, to earlier or to later
-    tokens, the first half of the buckets holds one distance each: 0, 1, 2, ... So with
+    CTranslate2 has ALiBi in decoders only, but T5's biases in both stacks. T5's biases are a table
+    with a bias for each bucket of distances and each head. For each direction, to earlier or to
+    later tokens, the first half of the buckets holds one distance each: 0, 1, 2, ... So with
     `2 * max_positions` buckets, all distances below `max_positions` have a bucket of their own.
     """
     num_buckets = 2 * max_positions

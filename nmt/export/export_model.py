@@ -136,7 +136,7 @@ _SSRU_SUPPORT = {
 """The settings that formats support differently in models with SSRUs."""
 SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.ctranslate2: _CTRANSLATE2_SUPPORT,
-    # without source_eos: it must be true, since tokenizers of transformers always add EOS
+    # source_eos is missing: it must be true, since tokenizers of transformers always add EOS
     ExportFormat.huggingface: _COMMON_SUPPORT
     | {
         "positions": [layout for layout in Positions if layout.is_added_to_embeddings],
@@ -150,7 +150,7 @@ SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.marian: _MARIAN_SUPPORT,
     ExportFormat.web: _ONNX_SUPPORT,
     # In browsermt/marian-dev, the feed-forward layers of encoder and decoder have the same size.
-    # With pre-norm, it normalizes only the queries of self-attention, and not keys and values.
+    # In pre-norm self-attention, it normalizes only the input of queries, not of keys and values.
     ExportFormat.bergamot: _MARIAN_SUPPORT
     | {
         "positions": [layout for layout in Positions if layout.is_sinusoidal],

@@ -75,7 +75,7 @@ def convert_model(
     if not has_unused_padding:
         weights = _forbid_ids(info, weights, tokenizers.tgt)
         if info.model.decoder is Decoder.attention:
-            info, weights = _subtract_start(info, weights, tokenizers.tgt)
+            info, weights = _subtract_bos(info, weights, tokenizers.tgt)
     marian_weights = weights
     if has_unused_padding:
         src_pieces = src_pieces[:-1]
@@ -96,9 +96,9 @@ def convert_model(
 
 
 def needs_new_type(model: ModelConfig, export_format: ExportFormat) -> bool:
-    """Return whether Marian computes what nmt computes only if the type is `transformer-new`.
+    """Return whether Marian needs the type `transformer-new` to compute the same outputs as nmt.
 
-    Bergamot lacks this type, and students (SSRUs) do not need it.
+    Bergamot lacks this type, and decoders with SSRUs do not need it.
     """
     if export_format is not ExportFormat.marian or model.decoder is Decoder.ssru:
         return False
@@ -188,16 +188,18 @@ def _forbid_ids(info: ModelInfo, weights: Weights, tokenizer: Tokenizer) -> Weig
     return weights | {"output_bias": bias}
 
 
-def _subtract_start(
+def _subtract_bos(
     info: ModelInfo, weights: Weights, tokenizer: Tokenizer
 ) -> tuple[ModelInfo, Weights]:
     """Make the embedding of BOS zero, without changing the outputs of the model."""
     model = info.model
     weights = dict(weights)
     embedding = weights["embedding.weight"]  # (V, D)
-    start = embedding[tokenizer.bos_id]  # (D,)
-    weights["embedding.weight"] = embedding - start
-    offset = start * math.sqrt(model.d_model) if model.scale_embedding else start
+    bos_embedding = embedding[tokenizer.bos_id]  # (D,)
+    weights["embedding.weight"] = embedding - bos_embedding
+    offset = bos_embedding  # layers add it again, to embeddings that are scaled already
+    if model.scale_embedding:
+        offset = bos_embedding * math.sqrt(model.d_model)
     if model.norm is Norm.post:
         _add_to_first_layer(weights, "decoder_layers.0", offset)
         if info.src_vocab_size is None:  # encoder and decoder share the embedding
@@ -233,15 +235,17 @@ def _insert_constant_layer(weights: Weights, offset: Tensor) -> Weights:
     """
     shifted: Weights = {}
     for name, tensor in weights.items():
-        if match := re.match(r"decoder_layers\.(\d+)\.", name):
-            suffix = name[match.end() :]
-            shifted[f"decoder_layers.{int(match[1]) + 1}.{suffix}"] = tensor
-            if match[1] == "0":
-                is_scale = suffix.endswith("_norm.weight")
-                constant = torch.ones_like(tensor) if is_scale else torch.zeros_like(tensor)
-                shifted[f"decoder_layers.0.{suffix}"] = constant
-        else:
+        match = re.match(r"decoder_layers\.(\d+)\.", name)
+        if match is None:
             shifted[name] = tensor
+            continue
+        index = int(match[1])
+        suffix = name[match.end() :]
+        shifted[f"decoder_layers.{index + 1}.{suffix}"] = tensor
+        if index == 0:
+            is_scale = suffix.endswith("_norm.weight")
+            constant = torch.ones_like(tensor) if is_scale else torch.zeros_like(tensor)
+            shifted[f"decoder_layers.0.{suffix}"] = constant
     shifted["decoder_layers.0.self_attention.out_projection.bias"] = offset
     return shifted
 

@@ -3,10 +3,10 @@
 The setting `type` of a model selects one of them:
 
 - `transformer`, which all versions of Marian and Bergamot have, computes the positions of
-  `sinusoidal_concat`. In a pre-norm decoder, its self-attention applies the norm before it computes
-  queries, but not before it computes keys and values of earlier tokens.
-- `transformer-new`, which Marian has since version 1.12.23, applies the norm before it computes any
-  of them, and can read a table of positions. The names of its tensors are expressions in C++.
+  `sinusoidal_concat`. In a pre-norm decoder, self-attention normalizes the input of queries, but
+  not the input of keys and values of earlier tokens.
+- `transformer-new`, which Marian has since version 1.12.23, normalizes the input of queries, keys
+  and values, and can read a table of positions. The names of its tensors are expressions in C++.
 """
 
 # D d_model
@@ -116,8 +116,8 @@ def make_transformer_new_arrays(
 
     Unless `has_position_table`, Marian computes the positions.
     """
-    # The feed-forward network is a list of layers: Linear, activation, dropout and Linear, of which
-    # the first three are one layer if the activation is ReLU.
+    # The feed-forward network is a list of layers: Linear, activation, dropout and Linear. With
+    # ReLU, the first three are fused into one layer.
     inner = "at(0)->as<marian::nn::Linear>()"
     outer = "at(3)->as<marian::nn::Linear>()"
     if model.activation is Activation.relu:

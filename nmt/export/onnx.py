@@ -247,7 +247,7 @@ def _attention_output(
     in self-attention.
     """
     encoding = attention.position_encoding
-    bias_encoding = encoding if encoding.has_bias else None  # adds a bias to the scores, as ALiBi
+    bias_encoding = encoding if encoding.has_bias else None  # only encodings such as ALiBi
     head_outputs, weights = attend(
         q,
         repeat_heads(k, attention.num_heads),

@@ -38,14 +38,14 @@ def learn_shortlist(data_dir: Path, tokenizers: Tokenizers, tokenizer_sha256: st
     pairs = open_training_pairs("shortlist_data", data_dir, tokenizer_sha256)
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()
-    tgt_piece_ids = {piece: token for token, piece in enumerate(tgt_pieces)}
+    tgt_id_of_piece = {piece: tgt_id for tgt_id, piece in enumerate(tgt_pieces)}
     links = make_links(draw_pairs(pairs), null_id=len(src_pieces))
     candidates = find_candidates(links, len(src_pieces) + 1, len(tgt_pieces))
     by_source = []
-    for token, piece in enumerate(src_pieces):
-        translations = candidates[token]
-        if piece in tgt_piece_ids:  # a name or number may be copied
-            translations.append(tgt_piece_ids[piece])
+    for src_id, piece in enumerate(src_pieces):
+        translations = candidates[src_id]
+        if piece in tgt_id_of_piece:  # a name or number may be copied
+            translations.append(tgt_id_of_piece[piece])
         by_source.append(translations)
     return Candidates(by_source, _find_frequent_targets(links, len(tgt_pieces)))
 
@@ -84,9 +84,9 @@ def find_candidates(links: Links, num_src: int, num_tgt: int) -> list[list[int]]
     order = np.lexsort((-probs, src_ids))  # sorts by source id, then the most probable first
     boundaries = np.searchsorted(src_ids[order], np.arange(num_src + 1))
     candidates = []
-    for token in range(num_src):
-        start = boundaries[token]
-        end = min(boundaries[token + 1], start + CANDIDATES_PER_PIECE)
+    for src_id in range(num_src):
+        start = boundaries[src_id]
+        end = min(boundaries[src_id + 1], start + CANDIDATES_PER_PIECE)
         candidates.append(tgt_ids[order[start:end]].tolist())
     return candidates
 
@@ -100,8 +100,9 @@ def _find_frequent_targets(links: Links, num_tgt: int) -> list[int]:
 def _format_line(src_piece: str, candidates: list[int], tgt_pieces: list[str]) -> str:
     """Return a line of the file. The candidates of an empty `src_piece` apply to every sentence."""
     distinct_ids = dict.fromkeys(candidates)  # keeps the order
-    names = [tgt_pieces[token] for token in distinct_ids if _is_writable(tgt_pieces[token])]
-    return f"{src_piece}\t{' '.join(names)}\n"
+    pieces = [tgt_pieces[tgt_id] for tgt_id in distinct_ids]
+    writable_pieces = [piece for piece in pieces if _is_writable(piece)]
+    return f"{src_piece}\t{' '.join(writable_pieces)}\n"
 
 
 def _is_writable(piece: str) -> bool:
