@@ -205,13 +205,15 @@ def find_token(pieces: list[str], words: list[str]) -> int:
     word = words[0]
     # the mark "▁" begins a word, so that `word` does not match inside another word
     mark_index = "".join(pieces).find("▁" + word)
+    if mark_index < 0:
+        raise ConfigError(f"words={word}: src has the tokens {' '.join(pieces)}")
     letter_index = mark_index + 1  # the first letter, since "▁" may be a piece of its own
-    end = 0
-    for i, piece in enumerate(pieces):
-        end += len(piece)
-        if mark_index >= 0 and letter_index < end:
-            return i
-    raise ConfigError(f"words={word}: src has the tokens {' '.join(pieces)}")
+    index = 0
+    end = len(pieces[0])  # number of characters up to the end of piece `index`
+    while end <= letter_index:
+        index += 1
+        end += len(pieces[index])
+    return index
 
 
 def _output_projection(model: Transformer, layer: int) -> Tensor:

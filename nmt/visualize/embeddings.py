@@ -98,7 +98,11 @@ def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -
     labeled: list[tuple[float, float]] = []
     for i, label in enumerate(labels):
         x, y = points[i].tolist()
-        if all(abs(x - x0) > label_width or abs(y - y0) > label_height for x0, y0 in labeled):
+        covers_label = False
+        for other_x, other_y in labeled:
+            if abs(x - other_x) <= label_width and abs(y - other_y) <= label_height:
+                covers_label = True
+        if not covers_label:
             labeled.append((x, y))
             axes.text(x, y, label, fontsize=8)
 

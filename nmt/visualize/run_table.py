@@ -110,8 +110,8 @@ def mean_curve(
     """Return the mean of a metric over runs, for the updates that all runs have.
 
     Returns the positions on the x-axis, the means and the sample standard deviations. A position is
-    the update, or the mean of the hours that the runs took up to it. A deviation is NaN if one of
-    the values is not finite, and 0 for a single run.
+    the update, or the mean of the hours that the runs took up to this update. A deviation is NaN if
+    one of the values is not finite, and 0 for a single run.
     """
     records_by_update: dict[int, Records] = {}
     for records in runs:
@@ -120,10 +120,12 @@ def mean_curve(
     positions = []
     means = []
     deviations = []
-    for _, same_update in sorted(records_by_update.items()):
-        if len(same_update) == len(runs):
-            positions.append(statistics.fmean(_position(record, x_axis) for record in same_update))
-            values = [_metric_value(record, key) for record in same_update]
+    for update in sorted(records_by_update):
+        update_records = records_by_update[update]
+        if len(update_records) == len(runs):
+            run_positions = [_position(record, x_axis) for record in update_records]
+            positions.append(statistics.fmean(run_positions))
+            values = [_metric_value(record, key) for record in update_records]
             means.append(statistics.fmean(values))
             deviations.append(_sample_deviation(values))
     return positions, means, deviations

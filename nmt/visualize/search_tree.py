@@ -185,8 +185,8 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
 def layout_row(layout: Layout, start: int, num_steps: int) -> Layout:
     """Return the layout of one row of the figure: the nodes of `num_steps` steps after `start`.
 
-    The row also has the nodes of step `start` with children. Its heights are 0, 1, 2 and so forth,
-    without a gap.
+    The row also has the nodes of step `start` that have children. The heights of its nodes are 0,
+    1, 2 and so forth, without a gap.
     """
     parents = {node[:-1] for node in layout if node}
     row: Layout = {}

@@ -131,7 +131,7 @@ def _make_table(
 ) -> NumberTable:
     """Return a table of `numbers`.
 
-    `largest` has for each column the number without sign that gets the strongest color.
+    `largest` has the absolute value that gets the strongest color, for each column.
     """
     colors = numbers / largest.clamp(min=1e-12) * _MAX_COLOR_PERCENT
     percents = colors.round().int().tolist()
