@@ -35,7 +35,6 @@ from nmt.search.search import search as search_batch
 from nmt.search.term_search import find_terms
 from nmt.serve.models import Models
 from nmt.translate.copied import has_no_words
-from nmt.translate.windows import choose_case
 
 ITEMS = [
     "{name}",
@@ -352,9 +351,7 @@ def test_lines_in_capitals_are_recased_around_their_placeholders(folder: Path) -
         [translation] = translator.translate([f"THE HOUSE SEES {text} TREE"], **OPTIONS)
         assert text in translation
         assert translation.replace(text, "").isupper()
-    # recasing would change the words of the tag
-    for space in (" ", "\t", "\u00a0"):
-        assert choose_case(f'THE HOUSE <a{space}href="X">SEES</a> TREE', protect=True) == ""
-    line = 'THE HOUSE <a href="X Y">SEES</a> TREE'
-    as_it_is = translator.translate([line], **OPTIONS, recase=False)
-    assert translator.translate([line], **OPTIONS) == as_it_is
+    tag = '<a href="X Y">'
+    [translation] = translator.translate([f"THE HOUSE {tag}SEES</a> TREE"], **OPTIONS)
+    assert tag in translation
+    assert translation.replace(tag, "").replace("</a>", "").isupper()

@@ -21,6 +21,7 @@ from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
+from nmt.documents.markup import parse_html
 from nmt.export.web import read_vocabulary
 from nmt.translate.context import recase_groups
 from nmt.translate.copied import has_no_words
@@ -44,6 +45,17 @@ SENTENCE_CASES = {
     "Do You Have Any Children?": "Do you have any children?",
     "It Isn't An (optional) E-Mail": "It isn't an (optional) E-Mail",
 }
+MARKUP_CASES = {  # line: its case, and the sentence
+    "<b>SETTINGS</b>": ("upper", "<b>Settings</b>"),
+    "SETTINGS{n}": ("upper", "Settings{n}"),
+    "<b>The</b> Big <i>House</i>": ("title", "<b>The</b> big <i>house</i>"),
+    '<a class="A B">The</a> {{ Big_one }} House Is Red': (
+        "title",
+        '<a class="A B">The</a> {{ Big_one }} house is red',
+    ),
+    "{n}x House Is Red": ("title", "{n}x house is red"),  # the x is the end of a word
+    "<b>T</b>he Big House Is Red": ("title", "<b>T</b>he big house is red"),
+}
 OTHER_LINES = [
     "",
     "OK",
@@ -66,6 +78,10 @@ OTHER_LINES = [
     "שלום USA",
     "Samsung 과 Apple 은 Google 을 이겼다",
     "شركة Google و Apple و Microsoft",
+    "<b>the</b> Big House Is Red",
+    "HELLO<br/>World",
+    "<b>Haben Sie Kinder?</b>",
+    "https://example.org/{ID}/SETTINGS",
 ]
 
 
@@ -79,6 +95,29 @@ def test_lines_in_capitals_and_in_title_case_become_sentences() -> None:
         assert find_case(line) == "", line
 
 
+def test_words_that_touch_tags_and_placeholders_are_recased() -> None:
+    texts = [*SENTENCE_CASES.values()] * 20
+    tokenizer = train_tokenizer(texts, tokenizer_config(vocab_size=450))
+    for line, (case, sentence) in MARKUP_CASES.items():
+        assert find_case(line) == case, line
+        assert to_sentence_case(line, tokenizer) == sentence
+
+
+def test_a_line_with_tags_is_recased_as_the_sentence_of_the_same_html() -> None:
+    tokenizer = train_tokenizer(TEXTS_WITH_NAMES * 50, tokenizer_config(vocab_size=450))
+    for line in (
+        "<b>ANNA</b> FLIES TO <i>BERLIN</i>",
+        '<a class="x" href="Y">The Pilot</a> Knows <i>Anna</i>',
+        "ANNA KNOWS <b>OTTO. THE</b> PILOT",
+        "<b>the</b> Pilot Knows Anna",
+        "<b>Do You Know Anna?</b>",
+    ):
+        recased = to_sentence_case(line, tokenizer) if find_case(line) else line
+        [text] = parse_html(line, split_sentences=False).sentences
+        recased_text = to_sentence_case(text, tokenizer) if find_case(text) else text
+        assert parse_html(recased, split_sentences=False).sentences == [recased_text]
+
+
 RECASED_NAMES = {
     "TODAY ANNA MÜLLER FLIES TO BERLIN.": "Today Anna Müller flies to Berlin.",
     "— NASA KNOWS OTTO. • THE PILOT": "— NASA knows Otto. • The pilot",
@@ -90,7 +129,14 @@ RECASED_NAMES = {
     "ANNA FLIES TO {city}. https://x.org/A?b=1 KNOWS %s.": (
         "Anna flies to {city}. https://x.org/A?b=1 knows %s."
     ),
-    "<b>THE</b> PILOT &nbsp; OF 5% WWW.NASA.ORG": "<b>THE</b> pilot &nbsp; of 5% WWW.NASA.ORG",
+    "<b>THE</b> PILOT &nbsp; OF 5% WWW.NASA.ORG": "<b>The</b> pilot &nbsp; of 5% WWW.NASA.ORG",
+    "<b>ANNA</b> FLIES TO <I>BERLIN</I>.<br/>THE PILOT{n} KNOWS IT": (
+        "<b>Anna</b> flies to <I>Berlin</I>.<br/>The pilot{n} knows it"
+    ),
+    '<a class="X" href="Y Z">ANNA FLIES.</a> &quot;THE PILOT %d{N}: <0>{{ X }}</0>. & HE 5%': (
+        '<a class="X" href="Y Z">Anna flies.</a> &quot;THE pilot %d{N}: <0>{{ X }}</0>. & He 5%'
+    ),
+    "HTTPS://{HOST}/<b>ANNA</b> {A, THE {#}} X<Y": "HTTPS://{HOST}/<b>Anna</b> {A, the {#}} X<Y",
     "anna@x.org Knows The Pilot Today": "anna@x.org knows the pilot today",
     "ANNA FLIES. anna@x.org KNOWS. www.x.org": "Anna flies. anna@x.org knows. www.x.org",
     "ANNA FLIES. . (a@x.org KNOWS! ?. %s. - ANNA": "Anna flies. . (a@x.org knows! ?. %s. - Anna",
@@ -123,13 +169,13 @@ def test_placeholders_and_addresses_do_not_count_and_keep_their_case() -> None:
     ):
         assert find_case(line) == case, line
     translation = (
-        "siehe <b>{count} häuser</b> auf https://a.org/b, %s von $name, 5% mehr &amp; x@y.z"
+        '<b>siehe <a href="b c">{count}x häuser</a></b> auf https://a.org/b, %s von $name, 5% &amp;'
     )
     assert apply_case(translation, "upper") == (
-        "SIEHE <b>{count} häuser</b> AUF https://a.org/b, %s VON $name, 5% MEHR &amp; x@y.z"
+        '<b>SIEHE <a href="b c">{count}X HÄUSER</a></b> AUF https://a.org/b, %s VON $name, 5% &amp;'
     )
     assert apply_case(translation, "title") == (
-        "Siehe <b>{count} häuser</b> Auf https://a.org/b, %s Von $name, 5% Mehr &amp; x@y.z"
+        '<b>Siehe <a href="b c">{count}x Häuser</a></b> Auf https://a.org/b, %s Von $name, 5% &amp;'
     )
 
 
@@ -151,7 +197,7 @@ console.log(JSON.stringify(lines.map(recase)));
 
 @needs_node
 def test_the_web_page_recases_as_the_other_engines_do(tmp_path: Path) -> None:
-    lines = [*RECASED_NAMES, *SENTENCE_CASES, *OTHER_LINES]
+    lines = [*RECASED_NAMES, *SENTENCE_CASES, *MARKUP_CASES, *OTHER_LINES]
     byte_fallback = train_tokenizer(TEXTS_WITH_NAMES * 50, tokenizer_config(vocab_size=300))
     with_unknown = Tokenizer(train_sentencepiece(TEXTS_WITH_NAMES, hard_vocab_limit=False))
     for tokenizer in (byte_fallback, with_unknown):
@@ -168,6 +214,17 @@ def test_a_word_in_a_case_that_the_vocabulary_lacks_has_another_case() -> None:
     model = train_sentencepiece(TEXTS_WITH_NAMES, model_type="word", hard_vocab_limit=False)
     recased = to_sentence_case("TODAY ANNA KNOWS OF BERLIN", Tokenizer(model))
     assert recased == "Today Anna knows of Berlin"
+
+
+@pytest.mark.parametrize("unit", ["<a", "<a ", "<", "{", "{{ ", ".<b>", "$", "{n}", ".<b "])
+def test_lines_with_much_markup_take_linear_time(unit: str) -> None:
+    tokenizer = train_tokenizer(TEXTS_WITH_NAMES * 50, tokenizer_config(vocab_size=300))
+
+    def recase(size: int) -> None:
+        find_case("HELLO " + unit * size)
+        to_sentence_case("HELLO " + unit * size, tokenizer)
+
+    assert_linear_time(recase, 4_000)
 
 
 @pytest.mark.parametrize("end", ["a@b", "{name}", ""])
@@ -212,6 +269,18 @@ def test_a_translation_gets_the_case_of_its_line(model: Path, tmp_path: Path) ->
         assert translate(arguments) == 0
         assert output.read_text(encoding="utf-8").split("\n")[:-1] == translations
         output.unlink()
+
+
+def test_a_translation_of_a_line_with_tags_gets_its_case_too(model: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    ordinary = ['<b>The</b> small <a class="x y">house</a> sees a tree']
+    [expected] = translator.translate(ordinary)
+    lines = ['<b>THE</b> SMALL <a class="x y">HOUSE</a> SEES A TREE']
+    lines.append('<b>The</b> Small <a class="x y">House</a> Sees A Tree')
+    assert translator.translate(lines) == [
+        apply_case(expected, "upper"),
+        apply_case(expected, "title"),
+    ]
 
 
 def test_a_long_line_in_capitals_is_split_at_its_sentences(model: Path) -> None:

@@ -15,9 +15,9 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.glossary import load_glossary
 from nmt.translate.options import LineOptions
-from nmt.translate.recasing import apply_case, to_sentence_case
+from nmt.translate.recasing import apply_case, find_case, to_sentence_case
 from nmt.translate.results import LineResult
-from nmt.translate.windows import Window, choose_case, is_copied
+from nmt.translate.windows import Window, is_copied
 
 WindowResults = Iterator[tuple[Window, list[LineResult]]]
 """Windows with the results of their lines."""
@@ -127,7 +127,7 @@ def recase_groups(
     recased_groups = []
     case_names = []
     for group in groups:
-        line_cases = [choose_case(line, protect=search.protect) for line in group]
+        line_cases = [find_case(line) for line in group]
         recased_lines = []
         for line, case_name in zip(group, line_cases, strict=True):
             recased_line = line

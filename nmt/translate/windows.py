@@ -28,7 +28,7 @@ from nmt.data.languages import (
 from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import Glossary, load_glossary
-from nmt.search.protect import find_protected, has_only_protected, protected_spans
+from nmt.search.protect import has_only_protected, protected_spans
 from nmt.translate.batch_search import Segment
 from nmt.translate.copied import has_no_words
 from nmt.translate.long_lines import split_line
@@ -271,7 +271,7 @@ def _prepare_line(
     if prefix:  # neither recased nor copied, since the translation continues the prefix
         return _PreparedLine(line)
     is_copy = options.copy_symbols and is_copied(text, protect=options.protect)
-    case = choose_case(text, protect=options.protect) if options.recase else ""
+    case = find_case(text) if options.recase else ""
     if case:
         recased = glossary.keep_case(text, to_sentence_case(text, tokenizer))
         [line] = tag_lines([recased], tag)
@@ -351,14 +351,3 @@ def is_copied(line: str, *, protect: bool) -> bool:
     if protect and has_only_protected(line):
         return True
     return has_no_words(line)
-
-
-def choose_case(line: str, *, protect: bool) -> str:
-    """Return the case for the translation of a line, see `find_case`.
-
-    With `protect`, lines are not recased if a protected text has whitespace, since recasing would
-    change its words.
-    """
-    if protect and any(len(protected.text.split()) > 1 for protected in find_protected(line)):
-        return ""
-    return find_case(line)

@@ -1,7 +1,9 @@
 // Lines in capitals or in title case, which models rarely see in training, as in
 // nmt/translate/recasing.py. Such a line is translated in ordinary case, and its translation gets the case
 // of the line. The tokenizer tells which words are names or acronyms: it divides a word in its usual case
-// into the fewest tokens. Words with placeholders, tags and addresses keep their case, and do not count.
+// into the fewest tokens. Tags and placeholders in braces are separated from the words that they touch, as
+// in <b>OPEN</b> FILE{n}, and do not change. Words with addresses, entities and other placeholders keep their
+// case, and do not count.
 
 const MIN_CAPITALS = 5; // a shorter text may be an abbreviation
 const MIN_CAPITAL_SHARE = 0.8; // of all letters; others may be marks such as the apostrophe of Uzbek
@@ -14,20 +16,32 @@ const CAPITAL = /\p{Uppercase}/u;
 const SMALL = /[\p{Lowercase}\p{Lt}]/u;
 // Lo: letters without case, such as Chinese ones; marks such as the ʻ of Hawaiian are Lm
 const SMALL_OR_NO_CASE = /^(?:\p{Lowercase}|\p{Lo})/u;
-const WORD = /\S+/gu;
 const WORD_CHARACTER = /[\p{L}\p{N}_]/u;
-// The start of a sentence up to its first letter, with its first word as a group. A placeholder such as {name}
-// or a tag has no first letter. The pattern matches at each start, since a search that fails at the first of
-// many full stops would read the text again from each of the others.
-const SENTENCE_START = /(?:^|[.!?…]\s)[^\p{L}\p{N}_{<%$]*(?=(\S*))[\p{L}\p{N}_]?/gu;
+const TAG = String.raw`</?[\p{L}\p{N}_][^<>]*>`; // such as <b>, </b>, <0> and <a href="X Y">
+const PLACEHOLDER = String.raw`[$#%]?\{(?:\{[^{}]*\}|[^{}\s]*)\}`; // in braces: {name}, {{ name }}
+const TAGS = new RegExp(TAG, "gu");
+const PLACEHOLDERS = new RegExp(`(${PLACEHOLDER})`, "u");
+// White space, a tag, or characters without either, which may contain placeholders.
+const PIECE = new RegExp(String.raw`(\s+)|(${TAG})|(?:[^\s<{$#%]+|${PLACEHOLDER}|[{$#%]|(?!${TAG})<)+`, "gu");
+// The start of a sentence up to its first letter, which is the last group. Tags before it belong to the
+// start. A placeholder or an entity has no first letter. The second group is the first word. The pattern
+// matches at each start, since a search that fails at the first of many full stops would read the text again
+// from each of the others.
+const NO_LETTERS = String.raw`(?:[^\p{L}\p{N}_{<%$&]|&(?!#?[\p{L}\p{N}_]+;)|${TAG})*`;
+const SENTENCE_START = new RegExp(
+  String.raw`((?:^|[.!?…](?:\s|(?=${TAG})))${NO_LETTERS})(?=([^\s<]*))([\p{L}\p{N}_]?)`,
+  "gu",
+);
 const ADDRESS = /^www\.|:\/\/|@/u;
-// a word with an address, a placeholder such as {name}, %s or $name, a tag or an entity
+// A word with an address, a placeholder such as %s or $name, an entity, or a single brace or angle bracket,
+// which is neither a placeholder nor a tag. Where such a placeholder ends is not certain.
 const LITERAL = /:\/\/|^www\.|@|[{}<>$]|(?:^|\P{Nd})%|&#?[\p{L}\p{N}_]+;/iu;
 const UNKNOWN_COST = 1000; // more tokens than a word has
 
 /** Return "upper" for a text in capitals, "title" for one in title case, and otherwise "". */
 export function findCase(text) {
-  const words = findWords(text);
+  const textWithoutTags = removeTags(text);
+  const words = listWordStarts(textWithoutTags);
   const prose = words.join(" ");
   if (isUpper(prose)) {
     // an acronym in Chinese or Arabic, whose letters have no case, does not count
@@ -36,7 +50,7 @@ export function findCase(text) {
     return hasCase && numCapitals >= MIN_CAPITALS ? "upper" : "";
   }
   if (words.some((word) => SMALL_OR_NO_CASE.test(word))) return "";
-  const minWords = ENDS_SENTENCE.test(text) ? MIN_TITLE_SENTENCE_WORDS : MIN_TITLE_WORDS;
+  const minWords = ENDS_SENTENCE.test(textWithoutTags) ? MIN_TITLE_SENTENCE_WORDS : MIN_TITLE_WORDS;
   return words.filter(isCapitalized).length >= minWords ? "title" : "";
 }
 
@@ -45,33 +59,68 @@ export function findCase(text) {
  *
  * A word becomes the form with the fewest tokens of `tokenizer`: in lower case, with a capital, or unchanged.
  * Of forms with equally few tokens, the first in this order is chosen. In title case, words with further
- * capitals, such as NASA, do not change. Neither do words with placeholders, tags and addresses.
+ * capitals, such as NASA, do not change. Neither do tags, placeholders and addresses.
  */
 export function toSentenceCase(text, tokenizer) {
-  const isUpperText = isUpper(findWords(text).join(" "));
+  const isUpperText = isUpper(listWordStarts(removeTags(text)).join(" "));
   const recased = changeWords(text, (word) => (
     isUpperText || isCapitalized(word) ? usualCase(word, tokenizer) : word
   ));
-  return recased.replace(SENTENCE_START, (start, firstWord) => (
-    ADDRESS.test(firstWord) ? start : start.toUpperCase()
+  return recased.replace(SENTENCE_START, (_, start, firstWord, firstLetter) => (
+    start + (ADDRESS.test(firstWord) ? firstLetter : firstLetter.toUpperCase())
   ));
 }
 
 /** Return a translation in a case that `findCase` returned for its source. */
 export function applyCase(text, textCase) {
   if (textCase === "upper") return changeWords(text, (word) => word.toUpperCase());
-  if (textCase === "title") return changeWords(text, capitalize);
+  if (textCase === "title") return changeWords(text, capitalize, true);
   return text;
 }
 
-/** Return the words of a text, except those with placeholders, tags and addresses. */
-function findWords(text) {
-  return (text.match(WORD) ?? []).filter((word) => !LITERAL.test(word));
+/** Change each word of a text, or with `onlyStarts` each one that does not continue another. */
+function changeWords(text, changeWord, onlyStarts = false) {
+  const changed = splitPieces(text).map(({ text: piece, isWord, continuesWord }) => (
+    isWord && !(onlyStarts && continuesWord) ? changeWord(piece) : piece
+  ));
+  return changed.join("");
 }
 
-/** Change each word of a text, except those with placeholders, tags and addresses. */
-function changeWords(text, changeWord) {
-  return text.replace(WORD, (word) => (LITERAL.test(word) ? word : changeWord(word)));
+/** Split a text at white space, tags and placeholders in braces. Joining the pieces gives the text. */
+function splitPieces(text) {
+  const pieces = [];
+  let continuesWord = false; // as the "s" in {name}s and the "he" in <b>T</b>he
+  for (const [characters, space, tag] of text.matchAll(PIECE)) {
+    if (space) continuesWord = false;
+    if (space || tag) {
+      pieces.push({ text: characters, isWord: false });
+    } else {
+      pieces.push(...splitPlaceholders(characters, continuesWord));
+      continuesWord = true;
+    }
+  }
+  return pieces;
+}
+
+/** Split characters between spaces and tags at their placeholders in braces. */
+function splitPlaceholders(characters, continuesWord) {
+  const segments = characters.split(PLACEHOLDERS); // every second one is a placeholder
+  const words = segments.filter((_, i) => i % 2 === 0);
+  if (LITERAL.test(words.join(" "))) return [{ text: characters, isWord: false }];
+  return segments.map((segment, i) => (
+    { text: segment, isWord: i % 2 === 0 && segment !== "", continuesWord: continuesWord || i > 0 }
+  ));
+}
+
+/** Return a text without its tags: in <b>T</b>he, they are inside of a word. */
+function removeTags(text) {
+  return text.replace(TAGS, "");
+}
+
+/** Return the words of a text, without those that continue another word or a placeholder. */
+function listWordStarts(text) {
+  const words = splitPieces(text).filter(({ isWord, continuesWord }) => isWord && !continuesWord);
+  return words.map((word) => word.text);
 }
 
 /** Return the form of a word with the fewest tokens, see `toSentenceCase`. */
