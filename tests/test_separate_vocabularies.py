@@ -133,7 +133,7 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
     swapped = TokenizerPair(right.tgt, right.src)
     save_tokenizers(tmp_path, swapped)
     assert swapped.sha256 != right.sha256
-    with pytest.raises(ModelError, match="not the one that the folder was made with"):
+    with pytest.raises(ModelError, match="has changed since the folder was made"):
         load_model_tokenizers(tmp_path, info)
     (tmp_path / "tokenizer.tgt.model").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.tgt\.model does not exist"):
@@ -142,7 +142,7 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
     shutil.copy(tmp_path / "data/tokenizer.src.model", tmp_path / "data/tokenizer.tgt.model")
     (tmp_path / "data/manifest.json").unlink()
     assert train(tmp_path / "data", tmp_path / "run") == 2
-    assert "not the one that the folder was made with" in capfd.readouterr().err
+    assert "has changed since the folder was made" in capfd.readouterr().err
     folders = [work_dir / "run", random_model(tmp_path / "joint", tokenizer)]
     with pytest.raises(ModelError, match="a different tokenizer"):
         Translator.load(folders, device="cpu", backend="native")

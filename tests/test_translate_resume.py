@@ -118,7 +118,7 @@ def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
         ("beam_size=3", "cannot be continued (other beam_size)"),
         ("max_source_length=20", "cannot be continued (other max_source_length)"),
         (f"model_dir={folder / 'other'}", "cannot be continued (other model)"),
-        (f"input={tmp_path / 'changed'}", "is of another input"),
+        (f"input={tmp_path / 'changed'}", "belongs to another input"),
     ):
         copy_killed_job(folder, tmp_path)
         key = change.split("=")[0]
@@ -131,7 +131,7 @@ def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
         log = capfd.readouterr().err
         assert f"out.partial {message}; starting over" in log, change
         lost_lines = re.search(r"starting over without its (\d+) lines\n", log)
-        if message != "is of another input":
+        if message != "belongs to another input":
             assert lost_lines is not None, change
             assert int(lost_lines[1]) > 0, change
         assert translate(*arguments, f"output={tmp_path / 'new'}") == 0

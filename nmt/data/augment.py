@@ -88,7 +88,8 @@ class TextAugmenter:
         """
         changed_pairs: dict[int, _PairText] = {}  # keyed by the index in `pairs`
         for i, (pair, row) in enumerate(zip(pairs, rows, strict=True)):
-            changed_pair = self._change_text(pair, Random(f"augment {self.seed} {update} {row}"))
+            rng = Random(f"augment {self.seed} {update} {row}")
+            changed_pair = self._change_text(pair, rng)
             if changed_pair is not None:
                 changed_pairs[i] = changed_pair
         self._add_hints([pair for pair in changed_pairs.values() if pair.gets_hints])

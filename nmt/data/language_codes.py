@@ -48,7 +48,8 @@ def add_likely_subtags(code: str) -> Code:
     """Add the likely script and territory to a code if it lacks them."""
     language, script, territory = parse_code(code)
     likely_subtags = get_global("likely_subtags")  # such as "zh_Hant": "zh_Hant_TW"
-    key = "_".join(filter(None, [language, script or territory]))
+    subtag = script or territory
+    key = f"{language}_{subtag}" if subtag else language
     likely = likely_subtags.get(key) or likely_subtags.get(language)
     if likely is None:
         return Code(language, script, territory)
@@ -81,8 +82,9 @@ def language_name(code: str) -> str:
     english = Locale("en")
     language, script, territory = parse_code(code)
     name = english.languages.get(language, code)
-    details = [english.scripts.get(script or ""), english.territories.get(territory or "")]
-    detail = ", ".join(filter(None, details))
+    script_name = english.scripts.get(script or "")
+    territory_name = english.territories.get(territory or "")
+    detail = ", ".join(filter(None, [script_name, territory_name]))
     if not detail:
         # CLDR names "no" Norwegian, but `parse_code` replaces it by "nb", Norwegian Bokmål
         return str(english.languages.get(code, name))

@@ -376,8 +376,8 @@ def load_tokenizers(
         tokenizers = Tokenizer.load(folder / JOINT_MODEL, removed_tags)
     if sha256 is not None and sha256 != tokenizers.sha256:
         raise ModelError(
-            f"the tokenizer in {folder} is not the one that the folder was made with; "
-            "copy or make the folder again"
+            f"the tokenizer in {folder} has changed since the folder was made; copy or make the "
+            "folder again"
         )
     return tokenizers
 

@@ -130,7 +130,10 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
             "choose two models with the same control symbols"
         )
     if src.control_ids != tgt.control_ids:
-        log.warning("the control symbols of the models differ in id: no export to huggingface")
+        log.warning(
+            "the control symbols of the two models have different ids, so export to huggingface "
+            "will not work"
+        )
     return TokenizerPair(src, tgt)
 
 

@@ -50,8 +50,8 @@ def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
     num_words = (len(src_bounds) - 1, len(tgt_bounds) - 1)
     if (links < 0).any() or (links >= num_words).any():
         raise DataError(
-            f"an alignment has words that its pair of {num_words[0]} and {num_words[1]} words "
-            "lacks; run nmt-preprocess again"
+            f"an alignment refers to words beyond the {num_words[0]} source and {num_words[1]} "
+            "target words of its pair; run nmt-preprocess again"
         )
     # (L,): number of pieces of each linked word
     src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]

@@ -195,7 +195,9 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
     entries = archive.infolist()
     names = {entry.filename for entry in entries}
     if len(entries) > _MAX_FILES or len(names) < len(entries):
-        raise DataError(f"the file has over {_MAX_FILES} files in it, or two of one name")
+        raise DataError(
+            f"the file contains over {_MAX_FILES} files, or two files with the same name"
+        )
     for entry in entries:
         num_bytes += entry.file_size
         if package_format.find_reader(entry.filename):

@@ -58,8 +58,9 @@ def parse_entry(line: str) -> Entry:
     forms, _, flag_text = remainder.partition("\t")
     source = _normalize(source.strip())
     targets = tuple(form.strip() for form in forms.split("|") if form.strip())
+    has_word = _compile(_WORD).search(source) is not None
     is_printable = all(_normalize(text).isprintable() for text in (source, *targets))
-    if not _compile(_WORD).search(source) or not targets or not is_printable:
+    if not has_word or not targets or not is_printable:
         raise ConfigError(f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair a line")
     flags = set(flag_text.replace(",", " ").split())
     unknown_flags = flags - {_CASE, _INSIDE}
@@ -216,7 +217,8 @@ class Glossary:
             start = word_matches[word_index].start()
             # find the longest term that begins with this word: try `num_words` words, then fewer
             longest_match = None
-            num_words = min(self._max_words.get(words[word_index], 0), len(words) - word_index)
+            num_remaining_words = len(words) - word_index
+            num_words = min(self._max_words.get(words[word_index], 0), num_remaining_words)
             while num_words > 0 and longest_match is None:
                 end_index = word_index + num_words
                 term_words = tuple(words[word_index:end_index])
@@ -346,7 +348,8 @@ def encode_spellings(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tu
     pieces = tokenizer.all_pieces()
     spellings = []
     for target in targets:
-        for form in dict.fromkeys([target, target[0].upper() + target[1:]]):
+        capitalized = target[0].upper() + target[1:]
+        for form in dict.fromkeys([target, capitalized]):
             ids = tokenizer.encode(form)[len(tokenizer.prefix_ids) :]
             if not ids or tokenizer.unk_id in ids:
                 continue

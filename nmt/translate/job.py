@@ -148,11 +148,12 @@ class PartialFile:
                 log.info("resuming after line %d", self.state.lines)
             elif is_stream:
                 raise ConfigError(
-                    f"the input does not begin with the {self.state.lines} lines that {self.path} "
-                    "translates; give the same text again, or remove that file to start over"
+                    f"the input does not begin with the {self.state.lines} lines whose "
+                    f"translations are in {self.path}; give the same text again, or remove that "
+                    "file to start over"
                 )
             else:
-                log.warning("%s is of another input; starting over", self.path)
+                log.warning("%s belongs to another input; starting over", self.path)
                 reader = open_input()
                 self.state = JobState(counts=self._counts_type())
         with self._disk_errors():

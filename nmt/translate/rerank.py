@@ -123,7 +123,7 @@ def rank_candidates(
     Candidates that were cut off at the length limit come after all others. With `protect`,
     candidates that lack a placeholder, tag or address of the source come after complete ones.
     `tags` are the language tags with which a source may begin. Candidates with equal scores keep
-    their order. Lines with less than two candidates are returned without a `rerank_score`.
+    their order. Lines with fewer than two candidates are returned without a `rerank_score`.
     """
     ranked = list(results)
     indices = [i for i, result in enumerate(results) if len(result.translations) > 1]

@@ -64,7 +64,7 @@ def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[Lang
         advice = "give src_lang=... and tgt_lang=..."
         codes = {pair.src_lang for pair in languages} | {pair.tgt_lang for pair in languages}
         if codes <= set(DEFAULT_LANGUAGES):
-            advice = "the model in model_dir names no languages, so give one of one direction"
+            advice = "the model in model_dir names no languages; use a model of one direction"
         raise ConfigError(f"reverse_model={name}: has several directions; {advice}")
     return tags
 

@@ -78,7 +78,7 @@ class SourceWords:
         end = self._ends[piece_index]
         start = self._ends[piece_index - 1] if piece_index else 0
         if self._text[start:end].isspace():
-            end += 1  # the space before a word may be a piece of its own
+            end += 1  # if the piece is only a space, take the word after it
         words = []
         for match in _WORD.finditer(self._text):
             if match.start() < end and start < match.end():

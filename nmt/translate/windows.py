@@ -301,9 +301,9 @@ class _SourceEncoder:
             return [ids]
         if self._options.too_long is TooLong.error:
             raise DataError(
-                f"line {line_number} has {len(ids)} tokens, more than "
-                f"max_source_length={self._max_tokens + 1} allows, which counts EOS; "
-                "shorten it, or set too_long=split"
+                f"line {line_number} has {len(ids)} tokens and EOS, more than "
+                f"max_source_length={self._max_tokens + 1} allows; shorten it, or set "
+                "too_long=split"
             )
         if self._options.too_long is TooLong.split:
             return self._split(line)
