@@ -46,15 +46,15 @@ def compare_links(predicted: Sequence[Links], expected: Sequence[TrueLinks]) -> 
     """Return precision, recall and alignment error rate over all pairs, each from 0 to 1."""
     num_predicted = sum(len(links) for links in predicted)
     num_sure = sum(len(links.sure) for links in expected)
-    num_found_sure = 0
-    num_found = 0
+    num_sure_matches = 0  # |A and S|
+    num_matches = 0  # |A and P|
     for links, true_links in zip(predicted, expected, strict=True):
-        num_found_sure += len(links & true_links.sure)
-        num_found += len(links & true_links.possible)
+        num_sure_matches += len(links & true_links.sure)
+        num_matches += len(links & true_links.possible)
     return {
-        "precision": num_found / max(num_predicted, 1),
-        "recall": num_found_sure / max(num_sure, 1),
-        "AER": 1 - (num_found_sure + num_found) / max(num_predicted + num_sure, 1),
+        "precision": num_matches / max(num_predicted, 1),
+        "recall": num_sure_matches / max(num_sure, 1),
+        "AER": 1 - (num_sure_matches + num_matches) / max(num_predicted + num_sure, 1),
     }
 
 

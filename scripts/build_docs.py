@@ -136,7 +136,7 @@ def shows_as_code(path: Path) -> bool:
 
 
 def write_source_page(file: Path, folder: Path) -> None:
-    """Write a page that shows a file with line numbers, and that the search does not find."""
+    """Write a page that shows a file with line numbers. The search of the site leaves it out."""
     name = file.relative_to(ROOT).as_posix()
     language = _LANGUAGES.get(file.suffix, "text")
     code = file.read_text(encoding="utf-8")
@@ -150,7 +150,10 @@ def write_source_page(file: Path, folder: Path) -> None:
 
 
 def use_own_script(site: Path) -> None:
-    """Let the pages load the script that the search needs for files from the site itself."""
+    """Let the pages load a script of another host from the site instead.
+
+    The search needs this script if the site is opened from files, without a server.
+    """
     address, own_path = WORKER_SCRIPT
     for path in site.rglob("*.html"):
         html = path.read_text(encoding="utf-8")

@@ -13,7 +13,8 @@
 `--text` is a folder with train.en and train.de (or .gz); 2,000 pairs are held out if there is no
 val.* or test_2016_flickr.*. All runs use one thread. Runs and results go to `--output`. Finished
 runs are not repeated, and an interrupted run is resumed. `--results` continues another file of
-results, which must be of the same text. `--jobs` runs several at the same time.
+results, which must be of the same text. `--jobs` runs several at the same time. The next three
+paragraphs describe the tables of `variants`, `paper` and `regularization`, on whose pages they are.
 
 The baseline is a small model that learns fast: `experiment=multi30k_quick` with 3+3 layers of 128,
 one thread and the other settings of `BASELINE`. A variant changes some of these settings. Its last
@@ -286,7 +287,7 @@ def add_comparison_options(command: argparse.ArgumentParser, comparison: Compari
         "--updates",
         type=int,
         default=comparison.updates,
-        help="updates of a training (default: %(default)s); the table has no results of others",
+        help="updates of each training (default: %(default)s); the table leaves out other results",
     )
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     command.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
@@ -307,20 +308,21 @@ def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
     with ThreadPoolExecutor(options.jobs) as executor:
         for seed in options.seeds:
             for name in sorted(options.only, key=length_factor, reverse=True):
-                if (name, seed, options.updates * length_factor(name)) not in finished:
-                    run = executor.submit(measure_variant, options, data_dir, name, seed)
-                    names[run] = f"{name}, seed {seed}"
+                updates = options.updates * length_factor(name)
+                if (name, seed, updates) not in finished:
+                    future = executor.submit(measure_variant, options, data_dir, name, seed)
+                    names[future] = f"{name}, seed {seed}"
         try:
-            for run in as_completed(names):
-                if run.exception() is not None:
+            for future in as_completed(names):
+                if future.exception() is not None:
                     failures += 1
-                    print_progress(f"{names[run]}: {run.exception()!r}")
+                    print_progress(f"{names[future]}: {future.exception()!r}")
                     continue
-                result = run.result()
+                result = future.result()
                 results.append(result)
                 with results_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(result)) + "\n")
-                print_progress(f"{names[run]}: BLEU {result.bleu:.2f}")
+                print_progress(f"{names[future]}: BLEU {result.bleu:.2f}")
         except KeyboardInterrupt:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
@@ -350,7 +352,8 @@ def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed
     """
     updates = options.updates * length_factor(name)
     settings = variant_settings(COMPARISONS[options.command], name)
-    folder_name = f"{re.sub('[^a-zA-Z0-9_.+]+', '-', name).strip('-')}-{updates}-{seed}"
+    name_in_path = re.sub("[^a-zA-Z0-9_.+]+", "-", name).strip("-")
+    folder_name = f"{name_in_path}-{updates}-{seed}"
     run_dir = options.output / folder_name
     log = options.output / f"{folder_name}.log" if options.jobs > 1 else None
     has_checkpoint = bool(list_checkpoints(run_dir))
@@ -400,7 +403,7 @@ def variant_settings(comparison: Comparison, name: str) -> dict[str, str]:
 
 
 def length_factor(name: str) -> int:
-    """Return the number of updates of a variant over the number of the baseline."""
+    """Return the factor of the number of updates in the name of a variant: 2 for "R-Drop x2"."""
     return int(name[-1]) if name.endswith((" x2", " x3", " x4")) else 1
 
 
@@ -448,13 +451,18 @@ def make_paper_page(comparison: Comparison, results: list[Result], updates: int)
     for name, results_of_name in variant_results.items():
         if not results_of_name:
             continue
-        perplexity, bleu = PAPER_SCORES[name]
+        perplexities = [math.exp(result.valid_loss) for result in results_of_name]
+        paper_perplexity, paper_bleu = PAPER_SCORES[name]
+        _, paper_base_bleu = PAPER_SCORES["base"]
+        difference = ""
+        paper_difference = ""
+        if name != "base":
+            difference = compare_bleu(results_of_name, variant_results["base"])
+            paper_difference = f"{paper_bleu - paper_base_bleu:+.1f}"
         row = [name, str(len(results_of_name)), f"{results_of_name[0].parameters:,}"]
-        row.append(format_mean([math.exp(result.valid_loss) for result in results_of_name], 2))
+        row.append(format_mean(perplexities, 2))
         row.append(format_mean([result.bleu for result in results_of_name], 2))
-        row.append(compare_bleu(results_of_name, variant_results["base"] if name != "base" else []))
-        row += [f"{perplexity:.2f}", f"{bleu:.1f}"]
-        row.append(f"{bleu - PAPER_SCORES['base'][1]:+.1f}" if name != "base" else "")
+        row += [difference, f"{paper_perplexity:.2f}", f"{paper_bleu:.1f}", paper_difference]
         rows.append(row)
     return format_page(describe_method(comparison, variant_results, updates), heading, rows)
 

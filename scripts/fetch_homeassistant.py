@@ -165,7 +165,8 @@ def _translation_files(wheel: Path) -> Iterator[tuple[str, str, str]]:
     """Yield component, language and path of each translation file in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            if match := _TRANSLATION_FILE.fullmatch(name):
+            match = _TRANSLATION_FILE.fullmatch(name)
+            if match is not None:
                 yield match[1], match[2], name
 
 
@@ -187,7 +188,8 @@ def _load_texts(wheel: Path, lang: str) -> dict[Key, str]:
         for component, member_lang, name in _translation_files(wheel):
             if member_lang == lang:
                 for keys, text in _strings(json.loads(archive.read(name))):
-                    texts[(component, *keys)] = " ".join(unicodedata.normalize("NFC", text).split())
+                    words = unicodedata.normalize("NFC", text).split()
+                    texts[(component, *keys)] = " ".join(words)
     return texts
 
 
@@ -218,7 +220,10 @@ def _clean(pairs: list[Pair]) -> list[Pair]:
 
 
 def _reason_to_drop(src: str, tgt: str, mean_ratio: float) -> str:
-    """Return why to drop a pair, or ""; `mean_ratio` is the target/source length of the corpus."""
+    """Return why to drop a pair, or "" to keep it.
+
+    `mean_ratio` is the number of target characters per source character in the corpus.
+    """
     if not (_is_prose(src) and _is_prose(tgt)):
         return "no prose"
     if _KEY_REFERENCE in src + tgt:
@@ -229,7 +234,7 @@ def _reason_to_drop(src: str, tgt: str, mean_ratio: float) -> str:
         return "not translated"
     expected_chars = len(src) * mean_ratio
     relative_ratio = (len(tgt) + RATIO_SLACK_CHARS) / (expected_chars + RATIO_SLACK_CHARS)
-    if not 1 / MAX_RATIO <= relative_ratio <= MAX_RATIO:
+    if relative_ratio < 1 / MAX_RATIO or relative_ratio > MAX_RATIO:
         return "length ratio"
     return ""
 

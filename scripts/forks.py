@@ -83,7 +83,8 @@ def run(
 ) -> Result:
     """Run `nmt-NAME` in a fork.
 
-    With `calls`, `kill_at_call` is active. With `stop_after_seconds`, it gets SIGTERM then.
+    With `calls`, the command may be killed, see `kill_at_call`. With `stop_after_seconds`, it gets
+    SIGTERM after this time.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         pid = os.fork()
@@ -138,7 +139,8 @@ def kill_at_call(calls: mmap.mmap) -> None:
     """Count calls that change the file system, and kill this process just before one of them.
 
     These calls make, remove or rename files, open them for writing, or flush them to disk. `calls`
-    is shared memory with two 64-bit numbers: the call to be killed at, from 1, and the count.
+    is shared memory with two 64-bit numbers: the number of the call before which the process is
+    killed, from 1, and the count.
     """
 
     def count_call() -> None:
@@ -148,7 +150,10 @@ def kill_at_call(calls: mmap.mmap) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        is_opened_for_writing = event == "open" and (arguments[2] or 0) & WRITE_FLAGS
+        flags = 0
+        if event == "open":
+            flags = arguments[2] or 0  # may be None
+        is_opened_for_writing = (flags & WRITE_FLAGS) != 0
         if event in CHANGE_EVENTS or is_opened_for_writing:
             count_call()
 

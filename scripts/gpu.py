@@ -132,8 +132,9 @@ def install_wheels(wheels_dir: Path | None, packages: Path) -> list[str]:
     Needs no network. Installed packages, such as torch, stay unchanged.
     """
     installed = {normalize_name(package.name) for package in importlib.metadata.distributions()}
+    wheels = sorted(wheels_dir.glob("*.whl")) if wheels_dir else []
     missing_wheels = []
-    for wheel in sorted(wheels_dir.glob("*.whl")) if wheels_dir else []:
+    for wheel in wheels:
         if normalize_name(wheel.name.split("-")[0]) not in installed:
             missing_wheels.append(wheel)
     if missing_wheels:

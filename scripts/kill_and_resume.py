@@ -100,15 +100,19 @@ class Command:
         time.sleep(rng.uniform(0, MAX_DELAYS[kill.phase]))
 
     def _is_in_phase(self, kill: Kill, min_checkpoint: int) -> bool:
-        """Return whether the phase has come; after start-up, not before `min_checkpoint`."""
+        """Return whether the run is in the phase of the kill.
+
+        The phases valid, any and end begin after the checkpoint of update `min_checkpoint`.
+        """
         newest = newest_checkpoint(self.run_dir)
         if kill.phase == "start":
             return True
         if kill.phase == "first":
             return LAST_LINE_OF_STARTUP in self.output()
-        if kill.phase == "write" and newest >= kill.update - CHECKPOINT_EVERY:
-            return any((self.run_dir / "checkpoints").glob(".step-*.tmp"))
-        if kill.phase == "valid" and newest % VALIDATE_EVERY:
+        if kill.phase == "write":
+            is_near = newest >= kill.update - CHECKPOINT_EVERY
+            return is_near and any((self.run_dir / "checkpoints").glob(".step-*.tmp"))
+        if kill.phase == "valid" and newest % VALIDATE_EVERY != 0:
             return False
         return newest >= min_checkpoint
 
@@ -123,12 +127,12 @@ class Command:
 
 
 def main() -> int:
-    """Run without and with kills, print the kills and the differences; return 0 without any."""
+    """Run without and with kills, print kills and differences; return 1 if the runs differ."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--devices", type=int, default=1, help="number of ranks")
-    parser.add_argument("--seed", type=int, default=1, help="of moments and victims")
-    parser.add_argument("--folder", type=Path, help="for the runs; default: a new one")
+    parser.add_argument("--seed", type=int, default=1, help="seed of moments and victims")
+    parser.add_argument("--folder", type=Path, help="folder for the runs (default: a new one)")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="nmt-kill-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -240,7 +244,10 @@ def list_checkpoints(run_dir: Path) -> list[str]:
     """Return the names of the checkpoints, and for links also the target."""
     names = []
     for path in sorted((run_dir / "checkpoints").iterdir()):
-        names.append(f"{path.name} -> {path.resolve().name}" if path.is_symlink() else path.name)
+        name = path.name
+        if path.is_symlink():
+            name += f" -> {path.resolve().name}"
+        names.append(name)
     return names
 
 

@@ -62,9 +62,12 @@ class Pair(NamedTuple):
             if (en, de) == (en_slot, de_slot):
                 links += [(en_slot + i, de_slot + j) for i, j in text.links]
             elif en != en_slot and de != de_slot:
-                new_en = en + num_en - 1 if en > en_slot else en
-                new_de = de + num_de - 1 if de > de_slot else de
-                links.append((new_en, new_de))
+                # the text replaces one word, so the words after it move by its length - 1
+                if en > en_slot:
+                    en += num_en - 1
+                if de > de_slot:
+                    de += num_de - 1
+                links.append((en, de))
         return Pair(self.en.format(text.en), self.de.format(text.de), write_links(links))
 
 
@@ -264,7 +267,8 @@ def clock_time(hour: int, minute: int) -> Pair:
     this_hour = cardinal(hour)
     next_hour = cardinal(hour % 12 + 1)
     if minute == 0:
-        return Pair(f"{this_hour.en} o'clock", f"{'ein' if hour == 1 else this_hour.de} Uhr")
+        german_hour = "ein" if hour == 1 else this_hour.de  # "ein Uhr", not "eins Uhr"
+        return Pair(f"{this_hour.en} o'clock", f"{german_hour} Uhr")
     if minute == 30:
         return Pair(f"half past {this_hour.en}", f"halb {next_hour.de}", "0-0 1-0 2-1")
     # German counts from the half hour if it is five minutes away: 3:25 is "fünf vor halb vier"
@@ -284,7 +288,9 @@ def _minutes(count: int) -> Pair:
     if count == 1:
         return Pair("one minute", "eine Minute")
     number = cardinal(count)
-    return number if count % 5 == 0 else join_pairs(number, Pair("minutes", "Minuten"))
+    if count % 5 == 0:
+        return number
+    return join_pairs(number, Pair("minutes", "Minuten"))
 
 
 def amount(n: int, unit: Unit, case: str) -> Pair:
@@ -302,7 +308,7 @@ def amount(n: int, unit: Unit, case: str) -> Pair:
 
 
 def _draw_number(rng: random.Random, limit: int) -> int:
-    """Draw 1 <= n <= limit; each number of digits is equally likely, so that small n occur."""
+    """Draw n from 1 to `limit`. Each number of digits is equally likely, so that small n occur."""
     num_digits = rng.randint(1, len(str(limit)))
     return rng.randint(10 ** (num_digits - 1), min(limit, 10**num_digits - 1))
 
@@ -360,7 +366,10 @@ def _draw_duration(rng: random.Random) -> Pair:
 def _draw_amount(
     rng: random.Random, limit: int, units: tuple[Unit, Unit], template_and_case: tuple[Pair, str]
 ) -> Pair:
-    """Draw an amount of the first unit, in half of the cases with one of the smaller second."""
+    """Draw an amount of `units[0]`, in half of the cases followed by an amount of `units[1]`.
+
+    The second unit is smaller, as in "two hours and five minutes".
+    """
     template, case = template_and_case
     total = amount(_draw_count(rng, limit), units[0], case)
     if rng.random() < 0.5:

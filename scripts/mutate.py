@@ -114,10 +114,10 @@ def read_breaks() -> dict[str, Break]:
     breaks: dict[str, Break] = {}
     for path in sorted(MUTATIONS.glob("*.yaml")):
         files = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for file, entries in files.items():
-            for name, entry in entries.items():
+        for file, fields_by_name in files.items():
+            for name, fields in fields_by_name.items():
                 assert name not in breaks, f"two breaks are named {name}"
-                breaks[name] = Break(name=name, file=file, **entry)
+                breaks[name] = Break(name=name, file=file, **fields)
     return breaks
 
 

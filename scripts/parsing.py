@@ -46,7 +46,7 @@ class Tree:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no word in it: an empty element, or a constituent of empty elements."""
+        """Whether it has no words: an empty element, or a constituent of empty elements only."""
         return self.label == EMPTY_LABEL or (self.word is None and not self.children)
 
     def leaves(self) -> Iterator[Tree]:
@@ -73,8 +73,9 @@ def read_trees(text: str) -> Iterator[Tree]:
     tokens = re.findall(r"[()]|[^\s()]+", text)
     for i, token in enumerate(tokens):
         if token == "(":
-            has_label = tokens[i + 1 : i + 2] not in (["("], [")"], [])
-            open_trees.append(Tree(tokens[i + 1] if has_label else ""))
+            next_token = tokens[i + 1] if i + 1 < len(tokens) else ""
+            has_label = next_token not in ("(", ")")
+            open_trees.append(Tree(next_token if has_label else ""))
         elif not open_trees:
             raise ValueError(f"token {i + 1}, {token}, is outside of brackets")
         elif token == ")":
@@ -84,8 +85,10 @@ def read_trees(text: str) -> Iterator[Tree]:
                 continue
             if open_trees:
                 open_trees[-1].children.append(tree)
+            elif tree.label in ROOT_LABELS:
+                yield tree
             else:
-                yield tree if tree.label in ROOT_LABELS else Tree("", [tree])
+                yield Tree("", [tree])
         elif tokens[i - 1] != "(":  # not a label
             open_trees[-1].word = token
     if open_trees:
@@ -99,7 +102,10 @@ def strip_function_tags(label: str) -> str:
 
 def linearize(root: Tree) -> str:
     """Return the target side of a sentence."""
-    return " ".join(token for child in root.children for token in target_tokens(child))
+    tokens: list[str] = []
+    for child in root.children:
+        tokens += target_tokens(child)
+    return " ".join(tokens)
 
 
 def target_tokens(tree: Tree) -> Iterator[str]:
@@ -127,15 +133,17 @@ def parse_output(output: str, leaves: list[Tree]) -> Tree:
     root = Tree("")
     open_trees = [root]
     for token in output.split():
-        label = token.removeprefix(END_PREFIX)
         if token == WORD_TOKEN:
             if unused_leaves:
                 open_trees[-1].children.append(unused_leaves.pop())
-        elif label == token:
-            open_trees.append(Tree(label))
-        elif label in {tree.label for tree in open_trees[1:]}:
-            while close_innermost(open_trees) != label:
-                pass
+        elif not token.startswith(END_PREFIX):
+            open_trees.append(Tree(token))
+        else:
+            label = token.removeprefix(END_PREFIX)
+            open_labels = {tree.label for tree in open_trees[1:]}
+            needs_closing = label in open_labels  # otherwise an end without a beginning
+            while needs_closing:
+                needs_closing = close_innermost(open_trees) != label
     while len(open_trees) > 1:
         close_innermost(open_trees)
     last_tree = root
@@ -243,7 +251,10 @@ def prepare(paths: list[Path], split: str, folder: Path) -> None:
     trees: list[Tree] = []
     for path in paths:
         trees += read_trees(path.read_text(encoding="utf-8"))
-    sentences = [" ".join(str(leaf.word) for leaf in tree.leaves()) for tree in trees]
+    sentences = []
+    for tree in trees:
+        words = [str(leaf.word) for leaf in tree.leaves()]
+        sentences.append(" ".join(words))
     write_lines(folder / f"{split}.src", sentences)
     write_lines(folder / f"{split}.tgt", [linearize(tree) for tree in trees])
     write_lines(folder / f"{split}.trees", trees)

@@ -88,26 +88,33 @@ def find_group(setting: Setting) -> str:
 def describe_values(command: Command, setting: Setting) -> str:
     """Return the choices of a setting, or its type and range."""
     hint = setting.type_hint
-    arguments = [hint]
+    value_type = hint  # for the hints `int | None` and `list[int]`, this becomes `int`
     if typing.get_origin(hint) in (typing.Union, types.UnionType, list):
-        arguments = [item for item in typing.get_args(hint) if item is not type(None)]
-    kind = arguments[0]
-    text = getattr(kind, "__name__", str(kind))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        text = ", ".join(f"`{choice.value}`" for choice in kind)
-    names = {"str": "text", "bool": "`true`, `false`", "int": "integer", "float": "number"}
-    text = "group" if dataclasses.is_dataclass(kind) else names.get(text, text)
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        value_type = members[0]
+    names = {str: "text", bool: "`true`, `false`", int: "integer", float: "number"}
+    if dataclasses.is_dataclass(value_type):
+        text = "group"
+    elif isinstance(value_type, type) and issubclass(value_type, Enum):
+        text = ", ".join(f"`{choice.value}`" for choice in value_type)
+    elif value_type in names:
+        text = names[value_type]
+    else:
+        text = getattr(value_type, "__name__", str(value_type))
     if typing.get_origin(hint) is list:
         text = f"list of {text}"
     return f"{text} {describe_range(find_range(command.schema, setting.key))}".strip()
 
 
 def find_range(schema: type[Any], key: str) -> Range:
-    """Return the range that a setting declares."""
-    name, _, rest = key.removeprefix(f"{NAME}.").partition(".")
+    """Return the range that a setting declares. `key` is its key in the group `schema`."""
+    name, _, inner_key = key.removeprefix(f"{NAME}.").partition(".")
     hint = typing.get_type_hints(schema)[name]
-    if rest and rest != NAME:
-        return find_range(typing.get_args(hint)[1] if typing.get_args(hint) else hint, rest)
+    if inner_key and inner_key != NAME:
+        group = hint
+        if typing.get_args(hint):  # a mapping of names to groups, such as dict[str, CorpusConfig]
+            group = typing.get_args(hint)[1]
+        return find_range(group, inner_key)
     metadata = schema.__dataclass_fields__[name].metadata
     return typing.cast(Range, metadata["range"])
 

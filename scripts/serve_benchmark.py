@@ -37,7 +37,7 @@ from nmt.export.export_model import export_model
 from nmt.translate.translator import Translator
 
 CLIENTS = (1, 8, 32)
-NUM_SINGLE_LINES = 100  # of a turn with one client
+NUM_SINGLE_LINES = 100  # number of lines in a turn with one client
 LIBRETRANSLATE = "libretranslate==1.9.6"
 LIBRETRANSLATE_ROW = "LibreTranslate, int8"
 # Starts LibreTranslate without downloads: each line counts as a sentence, so that no model to split

@@ -6,7 +6,7 @@
 request, the client disconnects without waiting for the response. Other responses are compared with
 the output of `Translator`. Workers of the server are killed at even intervals. Prints the counts
 and the memory of the server's processes. The exit status is 1 if a response is wrong or missing, or
-a second one follows. Linux only.
+if a second response follows it. Linux only.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ def kill_workers(server: psutil.Process, clients: Clients, num_requests: int, ki
     start_seconds = time.monotonic()
     num_killed = 0
     num_reports = 0
-    while (num_done := clients.counts.total()) < num_requests:
+    while True:
+        num_done = clients.counts.total()
+        if num_done >= num_requests:
+            break
         time.sleep(0.2)
         processes = process_tree(server)
         is_kill_due = num_done * (kills + 1) >= num_requests * (num_killed + 1)

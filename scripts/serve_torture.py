@@ -5,9 +5,13 @@
 The server may open 1,024 files. One process keeps 1,150 idle connections, pipelines requests
 without reading the responses, uploads files that take long to read, sends large texts of unclosed
 tags and bodies of 17 MB, and tries wrong keys. Afterwards, the models are loaded again and again,
-every second time from a damaged folder. Exit status 1 if the polite client's p99 is more than twice
-its p99 without the attacks, a request of it fails, the memory of the server's processes grows by
-more than 10 %, the log has a traceback or more than 1 MB, or a reload leaves a process. Linux only.
+every second time from a damaged folder. Linux only. The exit status is 1
+
+- if the p99 of the polite client is more than twice its p99 without attacks,
+- if a request of the polite client fails,
+- if the memory of the server's processes grows by more than 10 %,
+- if the log has a traceback or more than 1 MB, or
+- if a reload leaves a process.
 
 Server, attacker and polite client share the CPU cores of this machine. The attacker therefore has
 the lowest priority, as if it ran elsewhere, and a control phase measures the polite client while
@@ -90,7 +94,7 @@ def main() -> None:
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
     parser.add_argument(
-        "settings", nargs="*", help="further settings of nmt-serve, as backend=native"
+        "settings", nargs="*", help="further settings of nmt-serve, such as backend=native"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -246,8 +250,9 @@ def burn(cpu_per_second: float) -> None:
         end = time.process_time() + 0.05
         while time.process_time() < end:
             pass
-        ahead = time.process_time() / max(cpu_per_second, 0.01) - (time.monotonic() - start)
-        time.sleep(max(ahead, 0))
+        planned_seconds = time.process_time() / max(cpu_per_second, 0.01)
+        elapsed_seconds = time.monotonic() - start
+        time.sleep(max(planned_seconds - elapsed_seconds, 0))
 
 
 def run_attacks(target: Target) -> None:
@@ -348,8 +353,9 @@ def reload_models(
     config = (folder / "config.json").read_bytes()
     for number in range(num_reloads):
         num_done = count_reloads(target)
-        is_broken = number % 2 == 1
-        (folder / "config.json").write_bytes(b"[damaged" if is_broken else config)
+        is_damaged = number % 2 == 1
+        content = b"[damaged" if is_damaged else config
+        (folder / "config.json").write_bytes(content)
         server.send_signal(signal.SIGHUP)
         while count_reloads(target) == num_done:
             time.sleep(0.05)

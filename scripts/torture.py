@@ -89,7 +89,7 @@ class Tally:
 
     refused: int = 0  # with one line on stderr
     harmless: int = 0  # the output did not change, or the command finished
-    repeated: int = 0  # once, after the time limit
+    repeated: int = 0  # run a second time, since the first run exceeded the time limit
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -254,7 +254,7 @@ def report_settings(folder: Path) -> list[str]:
 
 
 def run_reader(copy: Path, command: Command) -> Result:
-    """Run a command; the output of the result is the content of the file that it writes, if any."""
+    """Run a command. If it writes a file, the result has the content of this file as its output."""
     result = run(command.name, command.arguments)
     if result.status == 0 and command.output:
         result.output = (copy / command.output).read_bytes()
@@ -425,13 +425,15 @@ def change_metadata(path: Path, rng: random.Random) -> bool:
     content = json.loads(path.read_text())
     node = content
     while True:
-        key = rng.choice(sorted(node) if isinstance(node, dict) else range(len(node)))
-        is_leaf = not isinstance(node[key], (dict, list)) or not node[key]
-        if is_leaf or rng.random() < 0.2:
+        keys = sorted(node) if isinstance(node, dict) else range(len(node))
+        key = rng.choice(keys)
+        has_children = isinstance(node[key], (dict, list)) and len(node[key]) > 0
+        if not has_children or rng.random() < 0.2:
             break
         node = node[key]
     value = rng.choice(METADATA_VALUES)
-    if type(value) is type(node[key]) and isinstance(value, (int, float, str)):
+    is_same_type = type(value) is type(node[key])
+    if is_same_type and isinstance(value, (int, float, str)):
         return False  # another valid setting, such as beam_size, is no damage
     node[key] = value
     path.write_text(json.dumps(content))
@@ -447,7 +449,7 @@ class Kills:
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        # by name of the file or folder that a command replaces
+        # keyed by the name of the file or folder that a command replaces
         self.num_calls: dict[str, int] = {}
         self.killed_calls: dict[str, set[int]] = {}
         self.old_contents: dict[str, bytes] = {}

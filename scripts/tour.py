@@ -3,9 +3,9 @@
     python scripts/tour.py [--check]
 
 The pages explain code in the order of the Annotated Transformer. A link such as
-[`attend`](../FILE#L1-L9) leads to a class, a function or a constant. The site shows the code of
-those in a paragraph that begins with "Code:" next to the text (`with_code`). A link such as
-[`x + y`](../FILE#L1) leads to a line of the code that its section links.
+[`attend`](../FILE#L1-L9) leads to a class, a function or a constant. If the paragraph of such a
+link begins with "Code:", the site shows the linked code next to the text (`with_code`). A link such
+as [`x + y`](../FILE#L1) leads to a line of the code that its section links.
 """
 
 from __future__ import annotations
@@ -151,10 +151,14 @@ def show_code(section: str) -> Iterator[str]:
         if not _NAME.fullmatch(name):
             explained.add((file, int(start)))
     for paragraph in section.split("\n\n"):
-        for lines in find_linked(paragraph) if paragraph.startswith(SHOWN) else []:
-            numbers = range(lines.start, lines.end + 1)
-            marks = [str(n - lines.start + 1) for n in numbers if (lines.file, n) in explained]
-            highlight = f' hl_lines="{" ".join(marks)}"' if marks else ""
+        if not paragraph.startswith(SHOWN):
+            continue
+        for lines in find_linked(paragraph):
+            highlighted = []  # numbers in the block, from 1
+            for number in range(lines.start, lines.end + 1):
+                if (lines.file, number) in explained:
+                    highlighted.append(str(number - lines.start + 1))
+            highlight = f' hl_lines="{" ".join(highlighted)}"' if highlighted else ""
             options = f'title="{lines.file}" linenums="{lines.start}"{highlight}'
             code = "\n".join(read_lines(lines.file)[lines.start - 1 : lines.end])
             yield f"```python {options}\n{code}\n```\n"

@@ -53,7 +53,7 @@ def run_nmt(name: str, settings: list[str], log: Path | None = None) -> float:
     """
     command = [sys.executable, "-m", "nmt", name, *settings]
     with open(log or os.devnull, "a") as file:
-        output = None if log is None else file
+        output = None if log is None else file  # with None, the output goes to the terminal
         process = subprocess.Popen(command, stdout=output, stderr=output)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -132,7 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="kill a rank and hosts, and cut the network")
-    train.add_argument("--folder", type=Path, help="for the runs; default: a new one")
+    train.add_argument("--folder", type=Path, help="folder for the runs (default: a new one)")
     preprocess = commands.add_parser("preprocess", help="kill workers and the scheduler of Dask")
     preprocess.add_argument("src", type=Path)
     preprocess.add_argument("tgt", type=Path)
@@ -423,7 +423,10 @@ class Cluster:
     def report(
         self, event: str, status: int, finished: dict[str, int], start_seconds: float
     ) -> None:
-        """Print how a run ended, and how many of the shards finished before were not rewritten."""
+        """Print how a run ended, and how many of the `finished` shards were not written again.
+
+        `finished` has the shards that were finished before the failure, with their inodes.
+        """
         num_same = 0
         for name, inode in finished.items():
             if (self.data_dirs[-1] / f"{name}.arrow").stat().st_ino == inode:

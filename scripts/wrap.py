@@ -39,8 +39,11 @@ def wrap(text: str) -> str:
 def _fill(lines: list[str]) -> list[str]:
     """Wrap a paragraph or a list item."""
     item = LIST_ITEM.match(lines[0])
-    indent = item[1] if item else re.match(" *", lines[0])[0]  # type: ignore[index]
-    text = " ".join(line.strip() for line in lines)[len(indent.strip()) :].strip()
+    indent = " " * (len(lines[0]) - len(lines[0].lstrip(" ")))
+    if item is not None:
+        indent = item[1]  # also has the marker of the item
+    marker = indent.strip()  # such as - or 1.; empty for a paragraph
+    text = " ".join(line.strip() for line in lines).removeprefix(marker).strip()
     text = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", UNBREAKABLE_SPACE), text)
     # a line must not begin with what Markdown takes for a list item, a heading or a table
     text = re.sub(r" (?=([-+*=#>|]|\d+\.)( |$))", UNBREAKABLE_SPACE, text)
