@@ -62,7 +62,8 @@ class TextAugmenter:
         self.src_codec = TextCodec(tokenizers.src, src_tags, max_length)
         self.tgt_codec = TextCodec(tokenizers.tgt, tgt_tags, max_length)
         case_probabilities = [config.upper, config.title, config.lower]
-        case_probabilities.append(1 - sum(case_probabilities))  # of no change of case
+        unchanged_probability = 1 - sum(case_probabilities)
+        case_probabilities.append(unchanged_probability)
         self._cumulative_case_probabilities = list(itertools.accumulate(case_probabilities))
         self._case_changes: list[PairChange | None] = []
         for case in ("upper", "title", "lower"):

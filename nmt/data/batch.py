@@ -84,8 +84,9 @@ def divide_by_time(lengths: Lengths, max_tokens: int) -> list[Rows]:
     """
     order = _sort_by_length(lengths)
     longest = lengths[order].max(axis=1).astype(np.int64)
-    num_tokens = np.concatenate([[0], np.cumsum(longest)])  # of the first 0, 1, ... pairs
-    # for the first 0, 1, ... pairs: their least total time, and the start of the last micro-batch
+    # Item i of these arrays is about the i shortest pairs: the number of their tokens, the least
+    # total time of their micro-batches, and the start of the last micro-batch.
+    num_tokens = np.concatenate([[0], np.cumsum(longest)])
     total_times = np.zeros(len(order) + 1)
     last_starts = np.zeros(len(order) + 1, dtype=np.int64)
     for end in range(1, len(order) + 1):

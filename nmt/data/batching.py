@@ -127,8 +127,8 @@ class TokenBatchSampler:
                 mean_length = float(self.lengths[corpus.start : corpus.end, 1].mean())
                 num_tokens += num_pairs * mean_length
         num_updates = round(num_tokens / self.tokens_per_update)
-        max_updates = num_pools * pairs_per_pool  # of one pair each
-        min_updates = num_pools  # one for each pool
+        max_updates = num_pools * pairs_per_pool  # if each update has a single pair
+        min_updates = num_pools  # if each pool has a single update
         num_updates = max(min(num_updates, max_updates), min_updates)
         return [num_updates * pool_index // num_pools for pool_index in range(num_pools + 1)]
 
@@ -284,7 +284,7 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     See `_group_batches` for `token_counts` and for the result.
     """
     num_batches = len(token_counts)
-    indices = np.arange(1, num_updates)  # of all updates but the first, which begin at the cuts
+    indices = np.arange(1, num_updates)  # all updates except the first begin at a cut
     cuts = _cut_evenly(token_counts, num_updates)
     # Equal cuts would make an update without batches. Make each cut larger than the one before. For
     # example, with the indices [1, 2, 3], the cuts [3, 3, 3] become [3, 4, 5]:

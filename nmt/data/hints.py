@@ -38,7 +38,7 @@ def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
     # imported only here, since it imports protobuf, which takes time
     from nmt.data.vocabulary import has_word_pieces, user_symbols
 
-    if has_word_pieces(tokenizer.model):  # it would not separate the symbols from words
+    if has_word_pieces(tokenizer.model):  # such a model does not separate symbols from words
         raise ConfigError(f"{setting} needs a vocabulary of tokenizer.type=bpe or unigram")
     symbols = set(user_symbols(tokenizer.model))
     if not symbols.issuperset([SOURCE, TARGET, DONE]):
@@ -74,7 +74,7 @@ def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int
     if SOURCE not in pieces:
         return list(ids)
     distance_from_end = pieces[::-1].index(SOURCE)
-    hint_start = len(pieces) - 1 - distance_from_end  # of the last hint
+    hint_start = len(pieces) - 1 - distance_from_end  # the last hint begins here
     last_hint = pieces[hint_start:]
     if DONE in last_hint:
         return list(ids)

@@ -227,7 +227,7 @@ def _divide_word(
     position = word.source_position
     source_end = 0  # end of the last element whose text was found
     for element in elements:
-        if element.start < source_end:  # it is nested in that element
+        if element.start < source_end:  # nested in the element that ends there
             continue
         text_start = _find_text(element, source, target, start, word.end)
         if text_start < 0:
@@ -397,10 +397,10 @@ class TagPlacer:
         self, spans: dict[int, Span], children: Sequence[Element], region: Region
     ) -> None:
         """Add a span for each child that has text but no words: the closest free word."""
-        used_indices: set[int] = set()  # of the words that belong to a child
+        used_indices: set[int] = set()  # words that belong to a child
         for span in spans.values():
             used_indices.update(range(span.start, span.end))
-        free_indices = []  # of the words that belong to no child
+        free_indices = []  # words that belong to no child
         for word_index in range(region.first_word, region.end_word):
             if word_index not in used_indices:
                 free_indices.append(word_index)

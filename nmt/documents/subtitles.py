@@ -124,7 +124,7 @@ def _wrap(text: str, num_lines: int, newline: str) -> str:
     A word is added to a line if at least half of the word fits.
     """
     words = deque(_WORD.findall(text))
-    num_characters = sum(len(word) + 1 for word in words)  # of the words that are on no line yet
+    num_characters = sum(len(word) + 1 for word in words)  # only words that are on no line yet
     lines: list[str] = []
     for num_lines_left in range(num_lines, 0, -1):
         if not words:

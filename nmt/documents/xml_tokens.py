@@ -91,7 +91,7 @@ def _find_encoding(content: bytes) -> XmlEncoding:
             return encoding
     declaration = _ENCODING.match(content)
     codec = declaration[1].decode() if declaration else "utf-8"
-    if codec.lower().startswith("utf-16"):  # its first two bytes would be in `_ENCODINGS_BY_START`
+    if codec.lower().startswith("utf-16"):  # such a file begins as in `_ENCODINGS_BY_START`
         raise DataError(f"the file is not in its encoding {codec}; correct its first line")
     if not _VALID_ENCODINGS.fullmatch(codec):
         raise DataError(f"the encoding {codec} is not supported; convert the file to UTF-8")

@@ -212,7 +212,7 @@ class Glossary:
         """Yield each term that occurs in `text`, which must be normalized."""
         word_matches = list(_compile(_WORD).finditer(text))
         words = [match.group().casefold() for match in word_matches]
-        word_index = 0  # of the word at which a term may begin
+        word_index = 0  # a term may begin at this word
         while word_index < len(words):
             start = word_matches[word_index].start()
             # find the longest term that begins with this word: try `num_words` words, then fewer

@@ -415,7 +415,7 @@ class TermSearch(BeamSearch):
         for candidate in ranking:
             banks.setdefault(candidate.bank, []).append(candidate)
         finished = []
-        queues = []  # of each bank, the candidates without EOS
+        queues = []  # a list for each bank, with its candidates without EOS
         for _, bank in sorted(banks.items(), reverse=True):
             finished += [candidate for candidate in bank[:beam_size] if candidate.token == eos_id]
             queues.append([candidate for candidate in bank if candidate.token != eos_id])

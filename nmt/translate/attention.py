@@ -32,7 +32,7 @@ from nmt.translate.notebook import heat_map
 
 KINDS = ("cross", "encoder", "decoder")  # the kinds of attention, as `PairAttention` names them
 
-_MAX_BYTE = 255  # in JSON, a weight of 1
+_MAX_BYTE = 255  # stands for a weight of 1 in JSON
 
 # Matches the start of a piece that begins a word: a space (▁), or a Chinese or Japanese character,
 # which counts as a word

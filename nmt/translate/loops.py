@@ -94,7 +94,8 @@ def count_repeats(tokens: Sequence[Any], max_period: int | None = None) -> int:
     for period in range(1, max_period + 1):
         # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later. This
         # run of 4 equal tokens gives 4 // 2 + 1 = 3 repeats.
-        differs = ids[:-period] != ids[period:]  # from the token one period later
+        # True for a token that differs from the token one period later
+        differs = ids[:-period] != ids[period:]
         run_ends = np.flatnonzero(differs)
         run_lengths = np.diff(run_ends, prepend=-1, append=len(differs)) - 1
         longest_run = int(run_lengths.max())

@@ -5,7 +5,7 @@ gets the case of the line.
 
 Tags and placeholders in braces are separated from the words that they touch, as in
 `<b>OPEN</b> FILE{n}`, and do not change. Words with addresses, entities and other placeholders keep
-their case, and do not count.
+their case, and do not count when the case of a line is determined.
 
 The tokenizer tells which words are names or acronyms. Its pieces are frequent in the training text,
 so that it divides a word in its usual case into the fewest tokens.
@@ -23,7 +23,7 @@ from nmt.data.perturb import CASES
 from nmt.data.tokenizer import Tokenizer
 
 _MIN_CAPITALS = 5  # fewer capitals may be an abbreviation
-_MIN_CAPITAL_SHARE = 0.8  # of all letters; some have no case, such as the apostrophe of Uzbek
+_MIN_CAPITAL_SHARE = 0.8  # not 1, since some letters have no case, such as the apostrophe of Uzbek
 _MIN_TITLE_WORDS = 3  # fewer words may be a name
 # A sentence in title case has more words: of 180 sentences of capitalized words with fewer words in
 # Tatoeba, such as "Haben Sie Kinder?", none is a title.
@@ -31,14 +31,14 @@ _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
 _TAG = r"</?\w[^<>]*>"  # such as <b>, </b>, <0> and <a href="X Y">
 _PLACEHOLDER = r"[$#%]?\{(?:\{[^{}]*\}|[^{}\s]*)\}"  # in braces: {name}, ${name}, {{ name }}
-# White space, a tag, or characters without either, which may contain placeholders. The matches
-# cover a text without gaps.
-_PIECE = re.compile(rf"(\s+)|({_TAG})|(?:[^\s<{{$#%]+|{_PLACEHOLDER}|[{{$#%]|(?!{_TAG})<)+")
+# Matches white space, a tag, or other characters, which may contain placeholders. The matches cover
+# a text without gaps.
+_CHUNK = re.compile(rf"(\s+)|({_TAG})|(?:[^\s<{{$#%]+|{_PLACEHOLDER}|[{{$#%]|(?!{_TAG})<)+")
 _SPLIT_PLACEHOLDERS = re.compile(rf"({_PLACEHOLDER})")
-# The start of a sentence up to its first letter, which is the last group. Tags before it belong to
-# the start. A placeholder or an entity has no first letter. The second group is the first word.
-# The letter is optional: if a search failed at the first of many full stops, it would read the text
-# again from each of the others.
+# The groups are the start of a sentence up to its first letter, with any tags, then the first word,
+# and then its first letter. A placeholder or an entity has no first letter. The letter is optional:
+# if a search failed at the first of many full stops, it would read the text again from each of the
+# others.
 _SENTENCE_START = re.compile(
     rf"((?:^|[.!?…](?:\s|(?={_TAG})))(?:[^\w{{<%$&]|&(?!#?\w+;)|{_TAG})*)(?=([^\s<]*))(\w?)"
 )
@@ -49,8 +49,8 @@ _LITERAL = re.compile(r"(?i)://|^www\.|@|[{}<>$]|(?:^|\D)%|&#?\w+;")
 _UNKNOWN_COST = 1000  # more tokens than a word has
 
 
-class _Piece(NamedTuple):
-    """A part of a text. Joining the pieces of a text gives the text."""
+class _Chunk(NamedTuple):
+    """A part of a text. Joining the chunks of a text gives the text."""
 
     text: str
     is_word: bool = False  # False for white space and for everything that keeps its case
@@ -108,44 +108,45 @@ def apply_case(text: str, case: str) -> str:
 def _change_words(
     text: str, change_word: Callable[[str], str], *, only_starts: bool = False
 ) -> str:
-    """Change each word of a text, or with `only_starts` each one that does not continue another."""
+    """Change each word of a text. With `only_starts`, keeps words that continue another word."""
     changed = []
-    for piece in _split_pieces(text):
-        if piece.is_word and not (only_starts and piece.continues_word):
-            changed.append(change_word(piece.text))
+    for chunk in _split_chunks(text):
+        is_skipped = only_starts and chunk.continues_word
+        if chunk.is_word and not is_skipped:
+            changed.append(change_word(chunk.text))
         else:
-            changed.append(piece.text)
+            changed.append(chunk.text)
     return "".join(changed)
 
 
-def _split_pieces(text: str) -> Iterator[_Piece]:
+def _split_chunks(text: str) -> Iterator[_Chunk]:
     """Split a text at white space, tags and placeholders in braces."""
     continues_word = False
-    for match in _PIECE.finditer(text):
+    for match in _CHUNK.finditer(text):
         space, tag = match.groups()
         if space:
             continues_word = False
-            yield _Piece(space)
+            yield _Chunk(space)
         elif tag:
-            yield _Piece(tag)
+            yield _Chunk(tag)
         else:
             yield from _split_placeholders(match[0], continues_word=continues_word)
             continues_word = True
 
 
-def _split_placeholders(characters: str, *, continues_word: bool) -> Iterator[_Piece]:
+def _split_placeholders(characters: str, *, continues_word: bool) -> Iterator[_Chunk]:
     """Split characters between spaces and tags at their placeholders in braces."""
-    segments = _SPLIT_PLACEHOLDERS.split(characters)  # every second one is a placeholder
+    segments = _SPLIT_PLACEHOLDERS.split(characters)  # placeholders have odd indices
     if _LITERAL.search(" ".join(segments[::2])):
-        yield _Piece(characters)
+        yield _Chunk(characters)
         return
     for i, segment in enumerate(segments):
         is_word = i % 2 == 0 and segment != ""
-        yield _Piece(segment, is_word, continues_word or i > 0)
+        yield _Chunk(segment, is_word, continues_word or i > 0)
 
 
 def _remove_tags(text: str) -> str:
-    """Return a text without its tags: in <b>T</b>he, they are inside of a word."""
+    """Remove the tags of a text. They may be inside of a word, as in <b>T</b>he."""
     return re.sub(_TAG, "", text)
 
 
@@ -153,15 +154,17 @@ def _list_word_starts(text: str) -> list[str]:
     """Return the words of a text, without those that continue another word or a placeholder."""
     if "<" not in text and "{" not in text:  # nearly all texts; this is four times faster
         return [word for word in text.split() if not _LITERAL.search(word)]
-    pieces = _split_pieces(text)
-    return [piece.text for piece in pieces if piece.is_word and not piece.continues_word]
+    chunks = _split_chunks(text)
+    return [chunk.text for chunk in chunks if chunk.is_word and not chunk.continues_word]
 
 
 def _capitalize_start(match: re.Match[str]) -> str:
     """Return a match of `_SENTENCE_START` with a capital, or unchanged if an address follows."""
     start, first_word, first_letter = match.groups()
     is_address = _ADDRESS.search(first_word) is not None
-    return start + (first_letter if is_address else first_letter.upper())
+    if not is_address:
+        first_letter = first_letter.upper()
+    return start + first_letter
 
 
 def _are_upper(words: Sequence[str]) -> bool:

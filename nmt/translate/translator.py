@@ -244,10 +244,10 @@ class Translator:
             num_candidates = options.rerank.count_candidates(config)
         batches = self._make_batch_search(config, options, num_candidates)
         for encoded in self._encode_windows(windows, config, options):
-            segments = chain.from_iterable(encoded.segments)  # of all lines
+            window_segments = list(chain.from_iterable(encoded.segments))
             line_results = build_line_results(
                 encoded,
-                batches.translate(list(segments)),
+                batches.translate(window_segments),
                 self.tokenizer,
                 n_best=num_candidates,
                 alignment=config.alignment,

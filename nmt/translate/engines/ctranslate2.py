@@ -242,7 +242,7 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
     if config.allow_source_repeats:
         raise _unsupported("allow_source_repeats", "true")
     if config.alternatives and config.alignment and config.beam_size > 1:
-        # it returns the alignment of another sentence after the prefix (CTranslate2 4.8.5)
+        # CTranslate2 4.8.5 returns the alignment of another sentence after the prefix
         raise _unsupported("alignment", "true", " for alternatives with a beam")
     is_beam_search = config.beam_size > 1 and not config.sampling
     if config.prefix_bias and not is_beam_search:
