@@ -61,6 +61,7 @@ def test_an_archive_without_the_text_is_refused_with_the_names_that_it_has(tmp_p
         (path, path, r"a\.zip has 0 files that end in \.en, but x\.fr, x\.de, y\.de; name one"),
         (f"{path}/x.fr", path, r"a\.zip has 2 files that end in \.de"),
         (f"{path}/x.it", path, r"a\.zip has no file x\.it, but x\.fr"),
+        (f"{path}/x.it", path, r"name one, such as \S+/a\.zip/x\.fr, or"),
         (f"{path}/x.fr", f"{path}/x.fr", r"data\.train: source and target are the same file"),
         (write_archive(tmp_path / "e.zip", {"README": b""}), path, "e.zip has no file with text"),
     ):

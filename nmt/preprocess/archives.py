@@ -56,6 +56,7 @@ def find_text(name: str, suffix: str) -> str:
     if archive_and_file is None:
         return name
     archive, file_name = archive_and_file
+    archive_name = name.removesuffix(f"/{file_name}")  # as in the settings
     file_names = list_files(archive)
     if file_name:
         matches = [file for file in file_names if file == file_name]
@@ -71,7 +72,8 @@ def find_text(name: str, suffix: str) -> str:
         raise DataError(f"{archive} has no file with text")
     raise DataError(
         f"{archive} {problem}, but {list_first(file_names, 8)}; name one, such as "
-        f"{name}/{file_names[0]}, or set data.src_lang and data.tgt_lang to the ends of two names"
+        f"{archive_name}/{file_names[0]}, or set data.src_lang and data.tgt_lang to the ends of "
+        "two names"
     )
 
 
