@@ -229,7 +229,7 @@ def test_a_data_folder_is_replaced_only_on_request(
     expected = tree(data)
     target = f"data_dir={data}"
     assert command("preprocess", "num_threads=1", settings, target, "max_length=9") == 2
-    assert "holds other data; runs that were trained on it need it" in capsys.readouterr().err
+    assert "holds other data; nothing was replaced, since runs" in capsys.readouterr().err
     assert tree(data) == expected
     # the data folder stays for the same command with overwrite=true
     preprocess(data, settings, "max_length=9")
@@ -240,7 +240,7 @@ def test_a_data_folder_is_replaced_only_on_request(
         write_text(tmp_path / f"train.{side}.txt", [f"{n} red house" for n in range(50)])
     files = name_files(tmp_path, "train") + name_files(tmp_path, "train", "valid")
     assert command("preprocess", "num_threads=1", files, target) == 2
-    assert "training pairs, and the new text has 50; runs" in capsys.readouterr().err
+    assert "training pairs, and the new text has 50; nothing" in capsys.readouterr().err
     assert tree(data) == replaced
     # the same data again
     assert command("preprocess", "num_threads=1", settings, target, "max_length=9") == 0

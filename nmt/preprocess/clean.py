@@ -90,7 +90,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     reader = _ChunkReader(chunk)
     texts = reader.read()  # sources, targets and perhaps alignments
     scores = None if held_out else reader.read_scores()
-    reader.forgive_overlong()
+    reader.remove_overlong_errors()
     result = CleanChunk(
         raw_chunk=chunk,
         src=texts[0],
@@ -163,7 +163,7 @@ def _substitute(
 class _ChunkReader:
     """Decodes and repairs the lines of one chunk, and collects its errors and counts.
 
-    Call the methods in this order: `read`, `read_scores`, `forgive_overlong`. In all methods,
+    Call the methods in this order: `read`, `read_scores`, `remove_overlong_errors`. In all methods,
     `side` is the index of a file: 0 for the source or for the only file, 1 for the target. Files of
     alignments and scores, if any, follow.
     """
@@ -243,11 +243,11 @@ class _ChunkReader:
                 self.malformed.setdefault(row, LineError(row, file_index, message))
         return scores
 
-    def forgive_overlong(self) -> None:
+    def remove_overlong_errors(self) -> None:
         """Remove overlong lines from `malformed`.
 
-        A chunk has an empty line instead of each overlong line. The empty line may be
-        malformed, for example in JSONL, but `clean` counts the line as overlong only.
+        A chunk has an empty line instead of each overlong line. The empty line may be malformed,
+        for example in JSONL, but `clean` counts the line only as overlong.
         """
         for line_number, _ in self._chunk.overlong:
             self.malformed.pop(line_number - self._chunk.first_line, None)

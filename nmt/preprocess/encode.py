@@ -66,15 +66,15 @@ class ShardEncoder:
         self,
         name: str,
         chunks: Iterable[CleanChunk],
-        hashes: HashWriter | None = None,
+        hash_writer: HashWriter | None = None,
         *,
         has_alignment: bool = False,
     ) -> tuple[Statistics, list[ShardFile]]:
         """Write pairs to a shard. Returns their statistics, and a list with the shard.
 
-        The list is empty if every pair was dropped: an empty shard has no file. `hashes` gets the
-        hashes of the pairs that were not dropped. With `has_alignment`, the shard stores the word
-        alignments of the chunks.
+        The list is empty if every pair was dropped: an empty shard has no file. `hash_writer` gets
+        the hashes of the pairs that were not dropped. With `has_alignment`, the shard stores the
+        word alignments of the chunks.
         """
         statistics = Statistics()
         path = self._job.work.data / f"{name}.arrow"
@@ -95,8 +95,8 @@ class ShardEncoder:
                 if has_alignment:
                     alignment = self._number_links(chunk, src, tgt)
                 statistics.merge(count_chunk(chunk, (src, tgt), kinds, self._held_out))
-                if hashes is not None:
-                    hashes.add_all_units(hash_all_units(chunk.src, chunk.tgt))
+                if hash_writer is not None:
+                    hash_writer.add_all_units(hash_all_units(chunk.src, chunk.tgt))
                 writer.add(src, tgt, texts, alignment)
         if writer.shard.pairs == 0:
             path.unlink()
@@ -422,11 +422,10 @@ def make_encoding_task(job: Job) -> Task:
 
         with HashWriter(job.work.hashes, span.index_overall) as hash_writer:
             # if duplicates are not dropped, the report counts them by these hashes
-            hashes = None if drops_duplicates else hash_writer
             statistics, shards = encoder.write(
                 span.name,
                 clean_chunks(),
-                hashes,
+                None if drops_duplicates else hash_writer,
                 has_alignment=config.data.train_split(span.corpus).has_alignment,
             )
         return {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 SrcTgtCounts = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
-"""A line passes the filter of languages if the score of its best language is lower. The model gives
-low scores if it is not sure, for example for a line of names.
+"""If the score of the best language of a line is lower than this, the line passes the filter of
+languages. The model gives low scores if it is not sure, for example for a line of names.
 """
 MIN_LETTER_BYTES = 20
 """Lines with fewer bytes of letters pass the filter of languages: the language model is wrong for
@@ -61,7 +61,7 @@ _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
     "length ratio": "filter.max_ratio",
     "unknown tokens": "filter.max_unknown",
 }
-# codes that the language model has for languages with several codes
+# for languages with several codes, the code that the language model uses
 _LANGUAGE_ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
@@ -106,15 +106,12 @@ def drop_by_text(
 
 def _drop_by_rules(chunk: CleanChunk, filters: FilterConfig) -> None:
     """Apply the filters that compare numbers, addresses and currencies, or measure words."""
-    comparisons = {
-        "different numbers": (filters.numbers, have_equal_numbers),
-        "different addresses": (filters.urls, have_equal_addresses),
-        "different currencies": (filters.currency, have_equal_currencies),
-    }
-    for reason, (is_applied, are_equal) in comparisons.items():
-        if is_applied:
-            is_equal = _to_mask(map(are_equal, chunk.src, chunk.tgt))
-            chunk.drop(reason, ~is_equal)
+    if filters.numbers:
+        _drop_unequal(chunk, "different numbers", have_equal_numbers)
+    if filters.urls:
+        _drop_unequal(chunk, "different addresses", have_equal_addresses)
+    if filters.currency:
+        _drop_unequal(chunk, "different currencies", have_equal_currencies)
     if filters.min_letters:
         src_shares = np.fromiter(map(letter_share, chunk.src), np.float64)
         tgt_shares = np.fromiter(map(letter_share, chunk.tgt), np.float64)
@@ -125,6 +122,12 @@ def _drop_by_rules(chunk: CleanChunk, filters: FilterConfig) -> None:
         tgt_longest = np.fromiter(map(longest_word, chunk.tgt), np.int64)
         max_length = filters.max_word_length
         chunk.drop("long word", src_longest > max_length, tgt_longest > max_length)
+
+
+def _drop_unequal(chunk: CleanChunk, reason: str, are_equal: Callable[[str, str], bool]) -> None:
+    """Drop the pairs for whose source and target `are_equal` returns False."""
+    is_equal = _to_mask(map(are_equal, chunk.src, chunk.tgt))
+    chunk.drop(reason, ~is_equal)
 
 
 def drop_by_tokens(
@@ -149,7 +152,7 @@ def drop_by_tokens(
     src_unknown, tgt_unknown = unknown
     max_ratio = config.filter.max_ratio
     max_unknown = config.filter.max_unknown
-    drop_masks = {  # which sources and which targets each filter drops
+    drop_masks = {  # for each filter, which sources and which targets it drops, (N,) each
         _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),  # the tag is the only text
         "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),  # 1 for EOS
     }
@@ -160,7 +163,9 @@ def drop_by_tokens(
             src_unknown > max_unknown * src,
             tgt_unknown > max_unknown * tgt,
         )
-    kept_indices = np.arange(len(src))  # of the pairs that `chunk` still has
+    # Each call of `drop` shortens the chunk, so the masks of the next filter must be shortened to
+    # the remaining pairs.
+    kept_indices = np.arange(len(src))
     for reason, (drop_src, drop_tgt) in drop_masks.items():
         is_kept = chunk.drop(reason, drop_src[kept_indices], drop_tgt[kept_indices])
         kept_indices = kept_indices[is_kept]

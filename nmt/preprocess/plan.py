@@ -185,7 +185,7 @@ def _make_tokenizers(config: PreprocessConfig, read_sample: ReadSide) -> Tokeniz
 
 
 def _complete_sample(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> np.uint64:
-    """Complete the files of the sample for the tokenizers, and return its limit.
+    """Complete the files of the sample for the tokenizers, and return the limit of the sample.
 
     The sample consists of the pairs in these files whose keys are below the limit. Rewrites the
     files of keys to exclude pairs with a taken line. If fewer pairs are left than the sample needs,

@@ -75,10 +75,10 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
         if not config.overwrite:
             num_pairs = sum(span.num_pairs for span in spans)
             work.check_existing_pairs(num_pairs)  # an existing data folder must have as many
-        # the new job also has the held-out sets that this takes out of the training text
+        # this may take held-out sets out of the training text, which the new job then contains
         job = scan_training_text(job, spans)
         held_out_chunks = read_held_out(job)
-        # if the training text has its sides swapped, so has a validation set taken out of it
+        # a validation set taken out of training text with swapped sides is swapped too
         if config.data.valid.num_pairs is None:
             warn_of_swapped_sides(job, spans, held_out_chunks["valid"])
         tokenizers = make_tokenizers_and_mark_duplicates(job, spans)

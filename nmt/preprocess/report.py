@@ -148,7 +148,9 @@ def _count_by_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
     """
     keys = np.array(list(statistics.num_pairs_by_bins), np.int64)
     counts = np.array(list(statistics.num_pairs_by_bins.values()), np.int64)
-    return keys // NUM_BINS, keys % NUM_BINS, counts
+    src_bins = keys // NUM_BINS  # a key is src_bin * NUM_BINS + tgt_bin
+    tgt_bins = keys % NUM_BINS
+    return src_bins, tgt_bins, counts
 
 
 def _count_steep_pairs(statistics: Statistics) -> int:
@@ -371,11 +373,12 @@ def _counts_table(report: Report) -> str:
             rows.append(row)
         if len(corpora) > _MAX_LISTED:
             rows.append([f"› {len(corpora) - _MAX_LISTED} more"])
+    number_columns = ["read", "kept", *_SIDE_COLUMNS]
     table: str = tabulate(
         rows,
-        headers=["", "read", "kept", *_SIDE_COLUMNS],
+        headers=["", *number_columns],
         tablefmt="plain",
-        colalign=["left"] + ["right"] * (2 + len(_SIDE_COLUMNS)),
+        colalign=["left"] + ["right"] * len(number_columns),
         disable_numparse=True,
     )
     return table
@@ -394,10 +397,10 @@ def _text_table(rows: list[tuple[str, str]]) -> str:
         else:
             shown_rows.append(["", text])
         previous = name
-    # a line has at most 100 columns, and 2 of them separate name and text
-    max_widths = [None, 98 - max(len(name) for name, _ in rows)]
+    name_width = max(len(name) for name, _ in rows)
+    text_width = 100 - name_width - 2  # two spaces separate name and text
     table: str = tabulate(
-        shown_rows, tablefmt="plain", maxcolwidths=max_widths, disable_numparse=True
+        shown_rows, tablefmt="plain", maxcolwidths=[None, text_width], disable_numparse=True
     )
     return table
 

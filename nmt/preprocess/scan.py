@@ -3,10 +3,10 @@ a sample for the tokenizer, the hashes of duplicates, and candidates for held-ou
 
 Every pair has two keys, which are uniform 64-bit hashes. The sample key is a hash of the seed, the
 corpus and the number of the pair. The sample consists of the pairs with the smallest sample keys
-(bottom-k sampling; Cohen and Kaplan, 2007). The held-out key is a hash of the text of the pair;
-with `data.split_by=src` or `tgt`, its upper half is a hash of that side. Held-out sets consist of
-the pairs with the smallest held-out keys. Keys do not depend on the division of the text into
-spans.
+(bottom-k sampling; Cohen and Kaplan, 2007). The held-out key is a hash of the text of the pair.
+With `data.split_by=src` or `tgt`, the upper half of the held-out key is a hash of that side.
+Held-out sets consist of the pairs with the smallest held-out keys. Keys do not depend on the
+division of the text into spans.
 
 The scan writes the pairs with keys below a limit. The limit is estimated, because the number of
 pairs that the filters drop is not known before the scan. If too few pairs are left, `plan.py` and
@@ -91,7 +91,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                # (N, 2), by which `find_duplicates` ignores pairs with a held-out sentence
+                # (N, 2), in which `find_duplicates` later looks for held-out sentences
                 form_hashes = None
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
@@ -107,7 +107,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     rows = pair_numbers - span.first_pair  # (N,), indices in the span
                     scores = chunk.scores
                     if scores is None and config.data.has_scores:
-                        # other corpora have scores: of equal pairs, one with a score is kept
+                        # of equal pairs in several corpora, one with a score is then kept
                         scores = np.full(len(rows), -np.inf)
                     hash_writer.add_rows(pair_hashes, rows, form_hashes, scores)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:

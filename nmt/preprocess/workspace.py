@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
 _OVERWRITE_ADVICE = (
-    "runs that were trained on it need it, so nothing was replaced; give another data_dir, or "
-    "overwrite=true to replace it"
+    "nothing was replaced, since runs that were trained on this folder need its data; give another "
+    "data_dir, or overwrite=true"
 )
 _FINGERPRINT_FILE = "job.json"
 _LOCK_FILE = "lock"
