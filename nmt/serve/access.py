@@ -206,8 +206,8 @@ class Admission:
     def char_limit(self, context: RequestContext, *, is_file: bool = False) -> int:
         """Return the maximum number of characters of a request, 0 for no limit.
 
-        The bytes of files and streams (`is_file`) are limited. Therefore, the server does not limit
-        their characters, unless the API key has a limit.
+        For files and streams (`is_file`), only the limit of the API key applies, since the server
+        limits their bytes instead of their characters.
         """
         if context.key is not None and context.key.char_limit is not None:
             return context.key.char_limit

@@ -72,9 +72,10 @@ async def translate(request: Request) -> Response:
 def _describe_texts(
     translated_texts: Sequence[TranslatedText], *, num_alternatives: int, detects_source: bool
 ) -> dict[str, list[Any]]:
-    """Return the JSON object for a list of texts. Each value has an item for each text.
+    """Return the JSON object for a list of texts.
 
-    With `detects_source`, the object has the source languages, which were detected.
+    Each value of the object is a list with one element for each text. With `detects_source`, the
+    object also has the detected source languages.
     """
     content: dict[str, list[Any]] = {
         "translatedText": [text.render_translation() for text in translated_texts]

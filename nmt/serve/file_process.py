@@ -43,7 +43,10 @@ FORK_CONTEXT: Any = multiprocessing.get_context(
 
 
 def start_fork_server() -> None:
-    """Start the fork server, from which all processes are forked. Its imports take two seconds."""
+    """Start the fork server, from which all processes are forked.
+
+    Call this early, since the fork server imports modules for two seconds.
+    """
     if sys.platform != "win32":
         FORK_CONTEXT.set_forkserver_preload([__name__])
         multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
@@ -117,8 +120,8 @@ class OpenFile:
     def close(self) -> None:
         """Kill the process, as soon as it has started. A call that still runs fails."""
         _call_when_done(self._started, self._kill_process)
-        # If a thread read from a closed connection, it could get data of a new one, to which the
-        # system gives the same file descriptor.
+        # Closed only after the thread has stopped reading: the system may give the file descriptor
+        # to a new connection, whose data the thread would then read.
         _call_when_done(self._newest_reply, self._connection.close)
 
     def _kill_process(self) -> None:

@@ -178,8 +178,8 @@ def get_media_type(request: Request) -> str:
 
 def parse_json(body: bytes) -> Parameters:
     """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is not an object."""
-    # Each value follows one of these characters, and texts may contain them too. So their number
-    # is at least the number of values.
+    # Each value in a list or object follows one of these characters, so there are at least as many
+    # characters as values. Texts may contain such characters too.
     num_separators = body.count(b",") + body.count(b"[") + body.count(b"{")
     if num_separators > _MAX_JSON_VALUES:
         raise HttpError(400, f"Invalid JSON: more than {_MAX_JSON_VALUES} values")

@@ -1,8 +1,8 @@
 """Runs rounds: takes segments from the queues of the clients, and lets workers search them.
 
-A round starts as soon as a worker is free. If clients that were just answered may send further
-requests, it waits for them for a moment. Segments that arrive while all workers are busy join a
-running search if their options allow it, and otherwise wait for the next round.
+A round starts as soon as a worker is free. Clients that were just answered may send further
+requests, so the round first waits for these for a moment. Segments that arrive while all workers
+are busy join a running search if their options allow it, and otherwise wait for the next round.
 
 Urgent requests (see `nmt.serve.queues`) may compete with clients that have much work. If there are
 several workers, the last one is then reserved for urgent requests.
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 _ROUND_SECONDS = 0.5  # planned duration of a round, so that new clients do not wait long
 _MIN_SEGMENTS = 32  # smaller rounds may exceed `_ROUND_SECONDS`, since small batches are slow
-_MAX_JOINED_SEGMENTS = 2048  # no segments join a round that has had this number of segments
+_MAX_JOINED_SEGMENTS = 2048  # when this number of segments has been added to a round, none joins it
 _MAX_CONCURRENT_CALLS = 8  # of `call_function`
 # To wait for requests, a round is delayed by this share of the duration of the previous round, but
 # at most by `_MAX_WAIT_SECONDS`.
@@ -50,7 +50,7 @@ _INITIAL_TOKENS_PER_SECOND = 2000.0
 
 
 class _Expectation(NamedTuple):
-    """How many requests a round can expect from clients that the previous round answered."""
+    """The requests that a round can expect from clients that the previous round answered."""
 
     num_requests: int
     deadline: float  # on the monotonic clock; the round does not wait longer
@@ -61,8 +61,8 @@ class RoundRunner:
 
     Args:
         num_workers: number of workers, each of which searches a round at a time.
-        max_rounds: maximum number of rounds at a time, without rounds of urgent requests. This
-            number of rounds keeps all CPU cores busy. If there are more workers, the last one
+        max_rounds: maximum number of rounds at a time, not counting rounds of urgent requests.
+            This number of rounds keeps all CPU cores busy. If there are more workers, the last one
             searches urgent requests only.
     """
 
@@ -316,8 +316,9 @@ class RoundRunner:
             return
         num_tokens = search_round.num_finished_tokens
         tokens_per_second = num_tokens / max(seconds, _MIN_MEASURED_SECONDS)
-        # the weight in the moving average: 0.1 for a measurement of 0.1 s, at most 0.3
-        weight = min(_MEASURED_SECONDS, seconds)
+        # The weight of a measurement in the moving average grows with its duration: 0.1 for 0.1 s,
+        # and at most 0.3.
+        weight = min(seconds, _MEASURED_SECONDS)
         self.tokens_per_second += weight * (tokens_per_second - self.tokens_per_second)
         self._metrics.engine_seconds.inc(seconds)
         self._metrics.source_tokens.inc(num_tokens)

@@ -108,14 +108,14 @@ class JoiningSearch:
         receive: Callable[[], list[Segment]],
         deliver: Callable[[Delivery], None],
     ) -> None:
-        self.num_finished = 0  # number of segments of the earlier searches of the round
+        self.num_finished = 0  # number of segments that earlier searches of the round finished
         self._batch_search = batch_search
         self._can_join = can_join
         self._receive = receive
         self._deliver_to_round = deliver
         self._waiting: list[Segment] = []
         self._num_steps_waited = 0  # steps of the current search since segments began to wait
-        self._next_number = 0  # for the next segment of the current search
+        self._next_number = 0  # number of the next segment that joins the current search
         self._unfinished: set[int] = set()  # numbers of segments in the current search
         self._batch_sizes: list[int] = []  # see `Delivery`
 

@@ -1,4 +1,4 @@
-"""Translates the lines of many clients at a time, by queues of requests and rounds of searches."""
+"""Translates lines of many clients at the same time, with queues and with rounds of searches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Scheduler:
         max_queue: maximum number of waiting segments; a client may have half of them.
         metrics: counters to update.
         num_workers: number of workers, each of which searches a round at a time.
-        max_rounds: maximum number of rounds at a time, without rounds of urgent requests. This
-            number of rounds keeps all CPU cores busy. If there are more workers, the last one
+        max_rounds: maximum number of rounds at a time, not counting rounds of urgent requests.
+            This number of rounds keeps all CPU cores busy. If there are more workers, the last one
             searches urgent requests only.
     """
 

@@ -27,8 +27,8 @@ from nmt.serve.service import Service
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # number of connections that wait to be accepted
-# Number of connections that the event loop accepts in a row. `BoundedProtocol` counts them after
-# that: for a moment, up to this number of connections more than `max_connections` may be open.
+# Number of connections that the event loop accepts in a row, before `BoundedProtocol` counts them.
+# For a moment, `max_connections` may be exceeded by this number.
 _ACCEPTED_AT_ONCE = 8
 _RESERVED_FILES = 128  # number of files and sockets that belong to no connection
 _FILES_PER_CONNECTION = 2  # the socket, and perhaps a file for an upload or a download
@@ -145,8 +145,8 @@ def _handle_signals(server: Server, service: Service) -> set[asyncio.Task[None]]
 def reserve_connections(config: ServeConfig) -> int:
     """Return the number of connections that may be open.
 
-    Raises the process's limit of open files, if necessary and allowed, so that this number is
-    `max_connections`. If the limit stays too low, returns the smaller number that it allows. Raises
+    The number is `max_connections`, or a smaller number if the process may not open enough files.
+    If necessary and allowed, this function increases the process's limit of open files. Raises
     `ConfigError` if no connection is possible.
     """
     if sys.platform == "win32":

@@ -55,7 +55,8 @@ class Service:
         self.downloads = Downloads(config.file_minutes * 60, _MAX_DOWNLOADS * config.max_file_bytes)
         self.file_processes = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}
-        """For each request with a file: the numbers of its finished and of all its sentences."""
+        """For each request with a file, keyed by the id of the request: the number of finished
+        sentences, and the number of all sentences."""
         self.reload_failed = False  # whether the latest reload failed, and older models are served
         self._reload_lock = asyncio.Lock()
         self._add_metrics()

@@ -44,7 +44,7 @@ async def translate(request: Request) -> Response:
     options = read_options(api_request)
     is_list = isinstance(api_request.params["text"], list)
     is_stream = api_request.params.flag("stream")
-    # streams have the limit of files, except with sampling, which takes a single batch
+    # streams have the limit of files, except with sampling, which searches all lines in one batch
     has_file_limit = is_stream and not options.search_changes.get("sampling")
     api_request.check_size(texts, is_list=is_list and not is_stream, is_file=has_file_limit)
     service.models.check_languages(options)

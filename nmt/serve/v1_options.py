@@ -30,8 +30,7 @@ _PARAMETERS = {
     "target",
     "text",
 }
-# of one request, since all of its sentences are sampled in one batch
-_MAX_SAMPLED_SENTENCES = 64
+_MAX_SAMPLED_SENTENCES = 64  # of a request, whose sentences are sampled in one batch
 _MAX_FORBIDDEN_PHRASES = 100
 _MAX_GLOSSARY_PAIRS = 10_000
 
@@ -87,13 +86,16 @@ def read_options(api_request: ApiRequest) -> TranslationOptions:
     if params.flag("alignment"):
         search = {**search, "alignment": True}
     n_best = params.integer("n_best", default=search.get("alternatives", 1), maximum=max_beam_size)
+    split_sentences = None  # the setting of the server applies
+    if "split_sentences" in params:
+        split_sentences = params.flag("split_sentences")
     return replace(
         api_request.language_options(),
         n_best=max(1, n_best),
         prefix=params.text("prefix", ""),
         is_html=params.is_html(),
         with_scores=params.flag("scores"),
-        split_sentences=params.flag("split_sentences") if "split_sentences" in params else None,
+        split_sentences=split_sentences,
         search_changes=search,
         glossary=_read_glossary(params.get("glossary"), api_request.service.glossaries),
     )

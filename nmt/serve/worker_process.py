@@ -48,7 +48,7 @@ class LoadModels(NamedTuple):
 
 
 class StartRound(NamedTuple):
-    """Starts a round with these settings. The previous round must have ended."""
+    """Tells a worker to start a round with these settings, after the previous round has ended."""
 
     model_index: int  # index in `LoadModels.config.model_dir`
     search: SearchConfig
