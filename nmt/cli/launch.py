@@ -125,7 +125,7 @@ class _Cause:
     rank: int
     exit_code: int
     text: str  # the message of the error
-    log_line: str  # `text` after the class of the error; only `text` for a `PeerError`
+    log_line: str  # class and message, "ValueError: text"; for a `PeerError` only the message
 
 
 def raise_first_cause(failures: Iterable[errors.ProcessFailure]) -> NoReturn:

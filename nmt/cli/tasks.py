@@ -110,9 +110,9 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
         return find_best_checkpoints(run_dir, config.best, metric)
     if config.last is not None:
         return find_newest_checkpoints(run_dir, config.last)
-    num_available = len(list_checkpoints(run_dir))
+    count = min(average_last, len(list_checkpoints(run_dir)))
     # at least 1, so that `find_newest_checkpoints` raises an error for a run without checkpoints
-    return find_newest_checkpoints(run_dir, max(1, min(average_last, num_available)))
+    return find_newest_checkpoints(run_dir, max(1, count))
 
 
 def export(config: ExportConfig) -> None:

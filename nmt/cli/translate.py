@@ -65,24 +65,16 @@ def translate(config: TranslateConfig) -> None:
     with contextlib.ExitStack() as stack:
         output: PartialFile | _OutputStream
         if output_file is None:
-            lines, has_more = open_input(config.input, stack)
-            if translator.is_in_process:
-                # `has_more` says whether a further line is waiting. If not, the window ends, so
-                # that its lines are translated at once.
-                reader = _open_reader(config, lines, has_more)
-            else:  # workers get full windows, which are faster
-                reader = _open_reader(config, lines)
+            reader = _open_stream_reader(config, translator, stack)
             output = _OutputStream(open_output(config.output, stack))
         else:
             output = stack.enter_context(
                 PartialFile(output_file, describe_job(config, translator.search))
             )
-            can_read_only_once = is_stream(config.input)
-            if config.prefixes:
-                can_read_only_once = can_read_only_once or is_stream(config.prefixes)
+            has_prefix_stream = config.prefixes is not None and is_stream(config.prefixes)
             reader = output.resume(
                 lambda: _open_reader(config, _read_lines(config, document)),
-                is_stream=can_read_only_once,
+                is_stream=is_stream(config.input) or has_prefix_stream,
             )
         progress = stack.enter_context(
             _open_progress(config, document, reader.num_lines, is_interactive=is_interactive)
@@ -113,6 +105,17 @@ def _open_document(config: TranslateConfig, output_file: Path | None) -> InputDo
     from nmt.cli.translate_document import open_document
 
     return open_document(config, output_file)
+
+
+def _open_stream_reader(
+    config: TranslateConfig, translator: WindowTranslator, stack: contextlib.ExitStack
+) -> WindowReader:
+    """Open the input of a job whose output is a stream."""
+    lines, has_more = open_input(config.input, stack)
+    if translator.is_in_process:
+        # A window ends if no further line is waiting, so that its lines are translated at once.
+        return _open_reader(config, lines, has_more)
+    return _open_reader(config, lines)  # workers get full windows, which are faster
 
 
 def _read_lines(config: TranslateConfig, document: InputDocument | None) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Find the user's YAML files of config groups, check their content, and store them for Hydra.
 
 A config group is a folder of YAML files, and an argument such as `model=base` chooses one of them.
-The other files of a group are in `configs/`.
+The files of a group that belong to nmt are in `configs/`.
 """
 
 from __future__ import annotations

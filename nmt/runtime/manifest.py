@@ -52,11 +52,11 @@ def set_verify(verify_files: bool) -> None:
 
 
 def verify_checksums(folder: Path, *names: str) -> None:
-    """Compare the files `names` of `folder` with its manifest; without names, all listed files.
+    """Compare files of a folder with its manifest: the files `names` or, without names, all files.
 
     Raises `DamagedError` for the first file that differs. Without names, also raises `DamagedError`
-    for a missing file; callers that give names report missing files themselves. Files that the
-    manifest does not list are not checked.
+    for a missing file. With names, ignores missing files, which the caller must report. Files that
+    the manifest does not list are not checked.
     """
     if not _is_verifying:
         return

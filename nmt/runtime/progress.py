@@ -117,8 +117,8 @@ class Progress(AbstractContextManager["Progress"]):
             self._log_line(f"{self.done:,} {self._unit}")
             return
         about = "" if self._total_bytes is None else "about "
-        num_done_here = max(self.done - self._initially_done, 1)
-        seconds_per_unit = self._elapsed_seconds() / num_done_here
+        num_done_by_this_process = max(self.done - self._initially_done, 1)
+        seconds_per_unit = self._elapsed_seconds() / num_done_by_this_process
         remaining_seconds = seconds_per_unit * (self._total - self.done)
         self._log_line(
             f"{self.done:,} of {about}{self._total:,} {self._unit}",

@@ -12,23 +12,33 @@ import stat
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, NamedTuple
 
 from nmt.errors import DamagedError
 
 _ZIP_END_BYTES = 22  # size of the record at the end of a zip file, without its comment
 _MAX_ZIP_COMMENT_BYTES = 1 << 16
 _ZIP64_END_BYTES = 76  # size of the additional end records of a large zip file
-_ZIP_END_RECORDS = ((b"PK\5\6", 12, 16), (b"PK\6\6", 40, 48))
-"""Records at the end of a zip file and of a large zip file. For each, its signature, and where in
-the record the size of the directory starts and ends.
-"""
 _BYTES_PER_ZIP_MEMBER = 256  # maximum size of an entry in the directory of a zip file
 # maximum size of a file that is read whole; for example, meta.json has 20 MB for 100,000 shards
 MAX_BYTES = 1 << 28
 _ADVICE = "copy or make the folder again"
 # flags of `os.open`: do not wait for a pipe, nor make a terminal the controlling terminal
 _NON_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+
+
+class _ZipEndRecord(NamedTuple):
+    """A record at the end of a zip file, which states the size of the directory of the file."""
+
+    signature: bytes
+    size_start: int  # position in the record at which the size of the directory starts
+    size_end: int
+
+
+_ZIP_END_RECORDS = (
+    _ZipEndRecord(b"PK\5\6", size_start=12, size_end=16),
+    _ZipEndRecord(b"PK\6\6", size_start=40, size_end=48),  # only in large files
+)
 
 
 @contextlib.contextmanager
@@ -95,10 +105,10 @@ def list_zip_members(file: IO[bytes], *, max_members: int) -> list[zipfile.ZipIn
     file.seek(max(0, file_bytes - tail_bytes))
     tail = file.read()
     directory_bytes = 0
-    for signature, size_start, size_end in _ZIP_END_RECORDS:
-        position = tail.rfind(signature)
+    for record in _ZIP_END_RECORDS:
+        position = tail.rfind(record.signature)
         if position >= 0:
-            size_field = tail[position + size_start : position + size_end]
+            size_field = tail[position + record.size_start : position + record.size_end]
             directory_bytes = max(directory_bytes, int.from_bytes(size_field, "little"))
     if directory_bytes > max_members * _BYTES_PER_ZIP_MEMBER:
         raise ValueError(f"a zip directory of {directory_bytes:,} bytes")
