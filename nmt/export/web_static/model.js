@@ -12,7 +12,7 @@ export class Model {
    * @returns {Promise<Model>}
    */
   static async load(settings, { encoder, decoder, wasm }) {
-    ort.env.wasm.numThreads = 1; // more need headers that static hosts do not send
+    ort.env.wasm.numThreads = 1; // several threads need headers that static hosts do not send
     ort.env.wasm.wasmBinary = wasm;
     const model = new Model();
     model.bosId = settings.target_bos_id;

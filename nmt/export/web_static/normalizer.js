@@ -120,9 +120,11 @@ export class Normalizer {
     for (const symbol of this.symbols) {
       if (symbol.length > length && startsWith(input, position, symbol)) length = symbol.length;
     }
-    const match = length ? null : this.charsmap?.match(input, position);
-    if (match) return match;
-    length ||= characterLength(input[position]);
+    if (length === 0) { // no symbol begins here
+      const match = this.charsmap?.match(input, position);
+      if (match) return match;
+      length = characterLength(input[position]);
+    }
     return { length, replacement: input.subarray(position, position + length) };
   }
 }

@@ -1,5 +1,5 @@
-// The page: it hands texts and files to the worker, and shows what comes back. Texts are set with textContent
-// alone, never as HTML.
+// The page: it sends texts and files to the worker, and shows the translations. Texts are set with textContent,
+// never as HTML.
 
 import { showAlignment } from "./alignment.js";
 
@@ -128,7 +128,7 @@ function start(settings) {
 
 function setUpInput() {
   $("input").addEventListener("input", ({ inputType }) => {
-    page.textTask = 0; // the translation of the text before this input is not shown any more
+    page.textTask = 0; // do not show a translation of the text before this input
     clearTimeout(page.timer);
     if (!page.settings) return;
     if (inputType === "insertFromPaste" || inputType === "insertFromDrop") translateText();

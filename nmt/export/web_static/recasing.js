@@ -33,8 +33,8 @@ const SENTENCE_START = new RegExp(
   "gu",
 );
 const ADDRESS = /^www\.|:\/\/|@/u;
-// A word with an address, a placeholder such as %s or $name, an entity, or a single brace or angle bracket,
-// which is neither a placeholder nor a tag. Where such a placeholder ends is not certain.
+// A word that does not change at all, since it has an address, an entity, a single brace or angle bracket, or
+// a placeholder such as %s or $name, whose end is not certain.
 const LITERAL = /:\/\/|^www\.|@|[{}<>$]|(?:^|\P{Nd})%|&#?[\p{L}\p{N}_]+;/iu;
 const UNKNOWN_COST = 1000; // more tokens than a word has
 
@@ -62,10 +62,12 @@ export function findCase(text) {
  * capitals, such as NASA, do not change. Neither do tags, placeholders and addresses.
  */
 export function toSentenceCase(text, tokenizer) {
-  const isUpperText = isUpper(listWordStarts(removeTags(text)).join(" "));
-  const recased = changeWords(text, (word) => (
-    isUpperText || isCapitalized(word) ? usualCase(word, tokenizer) : word
-  ));
+  const prose = listWordStarts(removeTags(text)).join(" ");
+  const isUpperText = isUpper(prose);
+  const recased = changeWords(text, (word) => {
+    const hasUnusualCase = isUpperText || isCapitalized(word);
+    return hasUnusualCase ? usualCase(word, tokenizer) : word;
+  });
   return recased.replace(SENTENCE_START, (_, start, firstWord, firstLetter) => (
     start + (ADDRESS.test(firstWord) ? firstLetter : firstLetter.toUpperCase())
   ));
@@ -78,12 +80,14 @@ export function applyCase(text, textCase) {
   return text;
 }
 
-/** Change each word of a text, or with `onlyStarts` each one that does not continue another. */
+/** Change each word of a text. With `onlyStarts`, do not change words that continue another one. */
 function changeWords(text, changeWord, onlyStarts = false) {
-  const changed = splitPieces(text).map(({ text: piece, isWord, continuesWord }) => (
-    isWord && !(onlyStarts && continuesWord) ? changeWord(piece) : piece
-  ));
-  return changed.join("");
+  let changedText = "";
+  for (const { text: piece, isWord, continuesWord } of splitPieces(text)) {
+    const isKept = !isWord || (onlyStarts && continuesWord);
+    changedText += isKept ? piece : changeWord(piece);
+  }
+  return changedText;
 }
 
 /** Split a text at white space, tags and placeholders in braces. Joining the pieces gives the text. */

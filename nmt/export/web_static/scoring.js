@@ -26,9 +26,10 @@ export function pruneThreshold(worstScore, length, limit, config) {
     lengths.push(longest);
     if (config.normalization === "wu" && reward !== 0 && alpha !== 0 && alpha !== 1) {
       // where the derivative of worstScore * normalizer(l) - reward * l is 0; NaN if it is 0 nowhere
-      const zero = 6 * ((6 * reward) / (worstScore * alpha)) ** (1 / (alpha - 1)) - 5;
-      const inRange = Math.min(Math.max(Number.isFinite(zero) ? zero : 0, shortest), longest);
-      lengths.push(Math.floor(inRange), Math.ceil(inRange));
+      let extremum = 6 * ((6 * reward) / (worstScore * alpha)) ** (1 / (alpha - 1)) - 5;
+      if (!Number.isFinite(extremum)) extremum = shortest;
+      extremum = Math.min(Math.max(extremum, shortest), longest);
+      lengths.push(Math.floor(extremum), Math.ceil(extremum));
     }
   }
   return Math.min(...lengths.map((l) => worstScore * normalizer(l, config) - reward * l));

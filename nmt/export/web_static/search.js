@@ -101,6 +101,7 @@ async function searchGreedily(task) {
  */
 async function searchWithBeam(task) {
   const { model, config, limit } = task;
+  const endsWithEos = ({ tokens }) => tokens.at(-1) === model.eosId;
   let best = null;
   let beam = [{ tokens: [], positions: [], logProb: 0, total: 0 }];
   const offer = (candidate) => {
@@ -108,9 +109,13 @@ async function searchWithBeam(task) {
     if (isBetter(hypothesis, best)) best = hypothesis;
   };
   for (let length = 1; length <= limit && beam.length; length++) {
-    const ranking = rankContinuations(beam, await step(task, beam), 2 * config.beam_size);
-    ranking.slice(0, config.beam_size).filter(({ tokens }) => tokens.at(-1) === model.eosId).forEach(offer);
-    beam = ranking.filter(({ tokens }) => tokens.at(-1) !== model.eosId).slice(0, config.beam_size);
+    const rows = await step(task, beam);
+    const ranking = rankContinuations(beam, rows, 2 * config.beam_size);
+    for (const candidate of ranking.slice(0, config.beam_size)) {
+      if (endsWithEos(candidate)) offer(candidate);
+    }
+    const unfinished = ranking.filter((candidate) => !endsWithEos(candidate));
+    beam = unfinished.slice(0, config.beam_size);
     if (length === limit) {
       beam.forEach(offer);
       break;
@@ -163,12 +168,15 @@ function rankContinuations(beam, rows, count) {
   return candidates.slice(0, count);
 }
 
-/** Return the indices of up to `count` highest values above minus infinity, best first, lower ones first. */
+/**
+ * Return the indices of the `count` highest values above minus infinity, best first. Among equal values, lower
+ * indices come first.
+ */
 function findHighest(values, count) {
   const indices = [];
-  let threshold = -Infinity; // of the values that can still enter
+  let threshold = -Infinity; // a value must exceed it to be among the highest so far
   for (let i = 0; i < values.length; i++) {
-    if (!(values[i] > threshold)) continue;
+    if (!(values[i] > threshold)) continue; // also skips NaN
     let rank = indices.length;
     while (rank > 0 && values[indices[rank - 1]] < values[i]) rank--;
     indices.splice(rank, 0, i);

@@ -26,11 +26,11 @@ export function splitText(text) {
     if (number > 0) gap += "\n";
     for (const part of cut(line, sentenceEnds(line))) {
       const sentence = part.trim();
-      const start = part.indexOf(sentence);
       if (!sentence) {
         gap += part;
         continue;
       }
+      const start = part.indexOf(sentence);
       gaps.push(gap + part.slice(0, start));
       sentences.push(replaceLineBreaks(sentence));
       gap = part.slice(start + sentence.length);
@@ -43,8 +43,10 @@ export function splitText(text) {
 export function joinText(translations, gaps) {
   let text = "";
   translations.forEach((translation, i) => {
-    const needsSpace = i > 0 && !gaps[i] && text && translation && !areUnspaced(text, translation);
-    text += gaps[i] + (needsSpace ? " " : "") + translation;
+    let gap = gaps[i];
+    const followsDirectly = i > 0 && !gap && text && translation;
+    if (followsDirectly && !areUnspaced(text, translation)) gap = " ";
+    text += gap + translation;
   });
   return text + gaps.at(-1);
 }

@@ -85,9 +85,8 @@ export class Tokenizer {
     const text = this.decode(ids);
     const characters = Array.from(text);
     const ends = ids.map((_, i) => Array.from(this.decode(ids.slice(0, i + 1))).length);
-    for (let i = ids.length - 2; i >= 0; i--) { // half of the bytes of a character decode to several U+FFFD
-      ends[i] = Math.min(ends[i], ends[i + 1]);
-    }
+    // Some bytes of a character without the others decode to several U+FFFD, after which `ends` is too large.
+    for (let i = ids.length - 2; i >= 0; i--) ends[i] = Math.min(ends[i], ends[i + 1]);
     const spans = ends.map((end, i) => {
       let start = ends[i - 1] ?? 0;
       while (start < end && characters[start] === " ") start++;

@@ -6,7 +6,7 @@ import { Translator } from "./translator.js";
 const GZIP_MAGIC = [0x1f, 0x8b];
 
 let newestText = 0; // number of the newest text; older ones are abandoned
-let turn = Promise.resolve(); // the work before the next line
+let newestTurn = Promise.resolve(); // ends when all lines so far are translated
 
 async function fetchBytes(path) {
   const response = await fetch(new URL(path, import.meta.url));
@@ -39,14 +39,14 @@ async function load() {
   return new Translator(model, settings, { source, target });
 }
 
-/** Translate a line when the lines before it are done; let messages arrive in between. */
-function translateInTurn(translator, line, options, isWanted = () => true) {
-  const work = async () => {
-    await new Promise((resolve) => { setTimeout(resolve); });
-    return isWanted() ? translator.translate(line, options) : null;
+/** Translate a line when the lines before it are done, if `isNeeded` still returns true then. */
+function translateInTurn(translator, line, options, isNeeded = () => true) {
+  const translateIfNeeded = async () => {
+    await new Promise((resolve) => { setTimeout(resolve); }); // let messages arrive between two lines
+    return isNeeded() ? translator.translate(line, options) : null;
   };
-  const result = turn.then(work);
-  turn = result.catch(() => {});
+  const result = newestTurn.then(translateIfNeeded);
+  newestTurn = result.catch(() => {});
   return result;
 }
 
@@ -81,10 +81,12 @@ loading.then(
 );
 
 addEventListener("message", async ({ data }) => {
-  if (data.lines === undefined) newestText = data.id;
+  const isFile = data.lines !== undefined;
+  if (!isFile) newestText = data.id;
   try {
     const translator = await loading;
-    await (data.lines === undefined ? translateText(translator, data) : translateFile(translator, data));
+    if (isFile) await translateFile(translator, data);
+    else await translateText(translator, data);
   } catch (error) {
     postMessage({ type: "failed", id: data.id, message: error.message });
   }
