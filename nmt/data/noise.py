@@ -301,7 +301,7 @@ class WordSegmenter:
         last_probabilities: dict[int, list[float]] = {}  # probabilities of these starts
         for end in range(1, len(text) + 1):
             starts = []
-            # for each start, the log of a sum of weights: of all segmentations of text[:end] that
+            # for each start, the log of the total weight of the segmentations of text[:end] that
             # end with the piece text[start:end]
             log_weights = []
             for start in range(max(0, end - self.max_piece_length), end):

@@ -32,9 +32,9 @@ _SPACE = "▁"  # SentencePiece's mark of a space
 # SentencePiece's trainer refuses rules that change nothing. So such rules contain this character
 # instead of a space during training. After training, it is replaced by a space.
 _SPACE_STAND_IN = "\x01"
-# spaces before and after punctuation: none, a space, and two spaces at which a line cannot end
+# the text between punctuation and a word: none, a space, or one of two no-break spaces
 _SPACES = ("", " ", "\u00a0", "\u202f")
-# From here on, symbols are parts of words: arrows, mathematical symbols, emoji
+# Symbols from this character on count as parts of words: arrows, mathematical symbols, emoji
 _FIRST_RARE_SYMBOL = "\u2190"
 _NUM_CHARACTERS = 0x10000  # the rules concern the basic plane of Unicode
 _SUBWORD_JOINER = "@@ "  # subword-nmt and fastBPE write it between the parts of a word

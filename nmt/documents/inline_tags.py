@@ -189,7 +189,7 @@ def _list_elements(root: Element) -> Iterator[Element]:
 
 
 def _find_source_word(element: Element, source: str) -> tuple[int, int]:
-    """Return the first character of the source word around an element, and the index after it.
+    """Return the range of characters of the source word around an element, as (start, end).
 
     If the element is empty or contains a space, or if the word is too long, returns the range of
     the element. A word ends before a wide character, as in `_split_words`.

@@ -128,7 +128,9 @@ class Glossary:
                 self._inside_entries.setdefault(entry.source.casefold(), []).append(entry)
         # longest first, since a pattern takes the first alternative that matches
         alternatives = sorted(map(re.escape, self._inside_entries), key=len, reverse=True)
-        self._inside_pattern = re.compile("|".join(alternatives)) if alternatives else None
+        self._inside_pattern: re.Pattern[str] | None = None
+        if alternatives:
+            self._inside_pattern = re.compile("|".join(alternatives))
 
     def find(self, text: str) -> list[tuple[str, ...]]:
         """Return the target forms of each term that occurs in `text`, in order.

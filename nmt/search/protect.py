@@ -14,8 +14,8 @@ from nmt.data.tokenizer import Tokenizer
 # they may directly precede and follow a protected text.
 _W = SPACED_CHARACTER
 _MARKS = r"""[".,;:!?)\]}'’»“”…]"""  # punctuation that may follow a web address
-# Emoji and other pictures, such as stars; skin tones and letters of flags are among them. The gaps
-# are quotation marks, brackets, circled digits, and arrows that are no emoji.
+# Emoji and other pictures, such as stars, including skin tones and the letters of flags. The ranges
+# leave out quotation marks, brackets, circled digits, and arrows that are not emoji.
 _PICTURES = (
     r"\u231a\u231b\u23e9-\u23fa\u2600-\u275a\u2761-\u2767\u2795-\u2797\u27a1\u27b0\u27bf"
     r"\u2b05-\u2b07\u2b1b-\u2b2f\u2b50-\u2b55\U0001f000-\U0001f7ff\U0001f900-\U0001faff"
@@ -47,7 +47,7 @@ _PROTECTED = rf"""
     """
 
 
-@cache  # compiling takes 25 ms, which most commands save at their start
+@cache  # compiled at its first use, since this takes 25 ms and most commands do not need it
 def _protected_pattern() -> re.Pattern[str]:
     """Return a pattern for placeholders, tags, addresses and emoji.
 

@@ -128,7 +128,8 @@ class ModelStepper:
         """See `Stepper.start`; `src_lengths` is on the CPU."""
         with self._autocast():
             decoding = self.model.start(to_device(src, self.device), src_lengths)
-        return ModelState(decoding, self._make_attention_out() if with_attention else None)
+        attention_out = self._make_attention_out() if with_attention else None
+        return ModelState(decoding, attention_out)
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> ModelState:
         """See `Stepper.start_single`."""

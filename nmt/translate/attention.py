@@ -55,7 +55,7 @@ class PairAttention:
     positions are exactly 0.
     """
 
-    src: list[str]  # S source pieces; no EOS with source_eos=false, unless empty
+    src: list[str]  # S source pieces; with source_eos=false, EOS only if the source is empty
     tgt: list[str]  # T pieces that the decoder reads, from BOS on; rows of `decoder`
     predicted: list[str]  # T pieces that the decoder predicts, up to EOS; rows of `cross`
     encoder: Tensor  # (L, H, S, S)

@@ -308,7 +308,7 @@ class Translator:
         """
         if options.rerank is None:
             return None
-        options.rerank.count_candidates(config)  # raises an error if the search has fewer
+        options.rerank.count_candidates(config)  # raises an error if search finds fewer candidates
         return make_reranker(options.rerank, self.find_languages(options.tags), self.device)
 
     def list_src_tags(self, tags: Tags) -> list[str]:

@@ -26,7 +26,7 @@ _WORD = regex.compile(rf"(?V1){_LETTERS}(?:[^\w\s]{_LETTERS})*")
 class SourceWords:
     """Looks up the words of a line by the positions of tokens in its segments.
 
-    `num_truncated` is the number of tokens of the line that are not in its segments.
+    `num_truncated` is the number of tokens that were cut off at the end of the line.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class SourceWords:
         self._text = "".join(pieces).replace("▁", " ")  # the line as the tokenizer normalizes it
         self._ends = list(itertools.accumulate(map(len, pieces)))  # ends of the pieces in `_text`
         self._segments = segments
-        # Each segment may begin with ids that are not in `pieces`, such as a tag. Their number is
-        # negative if instead `pieces` begins with a tag that is not in the segments.
+        # Each segment may begin with ids that are not in `pieces`, such as a tag. The number of
+        # these ids is negative if instead `pieces` begins with a tag that the segments lack.
         num_ids = sum(len(segment.ids) for segment in segments) + num_truncated
         self._num_prefix_ids, remainder = divmod(num_ids - len(pieces), len(segments))
         # whether the segments have the pieces of the line; splitting may change some pieces

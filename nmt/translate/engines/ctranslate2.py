@@ -182,13 +182,16 @@ class CTranslate2Backend:
         for i, pieces in enumerate(result.hypotheses):
             tokens = [self._tgt_ids[piece] for piece in pieces]
             score = scores[i] if scores else math.nan
+            alignment = None
+            if config.alignment:
+                alignment = _strongest_positions(result.attention[i])
             hypothesis = Hypothesis(
                 tokens=tokens,
                 log_prob=score * len(tokens) ** config.length_exponent,
                 score=score,
                 finished=tokens[-1] == self._tokenizers.tgt.eos_id,
                 token_log_probs=[],
-                alignment=_strongest_positions(result.attention[i]) if config.alignment else None,
+                alignment=alignment,
             )
             hypotheses.append(hypothesis)
         return hypotheses
