@@ -73,7 +73,8 @@ def average_weights(folders: list[Path]) -> dict[str, Tensor]:
     for folder in folders[1:]:
         weights = load_weights(folder)
         if weights.keys() != sums.keys():
-            unshared_names = sorted(weights.keys() ^ sums.keys())[:3]  # in only one of both
+            # names of tensors that only one of the two checkpoints has
+            unshared_names = sorted(weights.keys() ^ sums.keys())[:3]
             raise ModelError(
                 f"{folder} and {folders[0]} do not hold the same tensors: "
                 f"{', '.join(unshared_names)}"

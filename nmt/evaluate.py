@@ -193,9 +193,10 @@ def compare(
     Intervals come from bootstrap resampling, also with approximate randomization.
 
     sacreBLEU 2.6 does not count trials whose difference equals the observed one, so that its
-    p-value is too small for nearly identical systems. If the counts of k lines differ, this
-    function returns a p-value of at least 2^(1-k), since at least two of the 2^k ways to swap these
-    lines give exactly the observed difference. With 1000 samples, this matters only for k <= 10.
+    p-value is too small for nearly identical systems. This function returns a p-value of at least
+    2^(1-k), where k is the number of lines whose counts differ: at least two of the 2^k ways to
+    swap these lines give exactly the observed difference. With 1000 samples, this matters only for
+    k <= 10.
     """
     check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
     built_metrics = _build_metrics(metrics, tokenize, lowercase, command_metric)
@@ -290,19 +291,19 @@ class CandidateCounts:
         self.name = metric.value
         self._metric = _build_metric(metric, tokenize, lowercase)
         self._sign = -1 if metric is Metric.ter else 1
-        # a row is the index of a candidate among the candidates of all lines
-        hypotheses: list[str] = []  # by row
-        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # by line
-        line_indices: list[int] = []  # by row
+        # each candidate of each line has a row, first all candidates of line 0, then of line 1, ...
+        candidate_by_row: list[str] = []
+        line_by_row: list[int] = []
+        self._first_row_by_line = np.empty(len(candidates), dtype=np.int64)
         for i, line_candidates in enumerate(candidates):
-            self._first_rows[i] = len(hypotheses)
-            hypotheses += line_candidates
-            line_indices += [i] * len(line_candidates)
+            self._first_row_by_line[i] = len(candidate_by_row)
+            candidate_by_row += line_candidates
+            line_by_row += [i] * len(line_candidates)
         references_by_row = []
         for reference in references:
-            references_by_row.append([reference[i] for i in line_indices])
+            references_by_row.append([reference[line] for line in line_by_row])
         # (rows, counts)
-        self._counts = _line_counts(self._metric, hypotheses, references_by_row)
+        self._counts = _line_counts(self._metric, candidate_by_row, references_by_row)
         # how often each resample has each line, (NUM_TUNING_SAMPLES, lines)
         num_lines = len(candidates)
         line_probs = np.ones(num_lines) / max(num_lines, 1)
@@ -316,12 +317,12 @@ class CandidateCounts:
 
         `choice` (lines,) has the index of a candidate for each line.
         """
-        rows = self._first_rows + choice
+        rows = self._first_row_by_line + choice
         return self._sign * _score_counts(self._metric, self._counts[rows])
 
     def score_resamples(self, choice: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Return the score of each of `NUM_TUNING_SAMPLES` bootstrap resamples of the lines."""
-        counts = self._counts[self._first_rows + choice]  # (lines, counts)
+        counts = self._counts[self._first_row_by_line + choice]  # (lines, counts)
         scores = []
         for resample_counts in self._line_frequencies @ counts:
             scores.append(self._sign * _score_counts(self._metric, resample_counts[np.newaxis]))

@@ -54,7 +54,7 @@ _FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")  # settings of a spl
 _DATASET_KEYS = ("dataset", "dataset_config", "dataset_split")
 # all settings of a split that depend on its text
 _TEXT_KEYS = (*_FILE_KEYS, *_DATASET_KEYS, "alignments", "score", "scores")
-_MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list, see `_split_list`
+_MAX_COMMAS_IN_NAME = 15  # a file name in a list may have this number of commas, see `_split_list`
 # text in single or double quotation marks; a backslash precedes a quotation mark in it
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 # defaults of a command that uses the model of a run, see `_uses_run_model`

@@ -55,7 +55,7 @@ class _TestSet:
     bleu_tokenizer: str
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
-    unperturbed_sources: list[str] = field(default_factory=list)  # only of a perturbed test set
+    unperturbed_sources: list[str] = field(default_factory=list)  # empty if nothing was perturbed
     translate_options: dict[str, Any] = field(default_factory=dict)  # languages or language tags
     label: str = ""  # the corpus, system, perturbation or length group, as shown in the output
 

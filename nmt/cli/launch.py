@@ -120,7 +120,7 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
 class _Cause:
     """Why a rank failed. Causes are ordered: the smallest one probably led to the others."""
 
-    distance: int  # from the first failure: `_OWN_ERROR`, `_NO_ANSWER`, ...
+    distance: int  # how far this failure is from the first one: `_OWN_ERROR`, `_NO_ANSWER`, ...
     timestamp: int  # when the rank failed, in seconds
     rank: int
     exit_code: int

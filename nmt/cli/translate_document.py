@@ -27,7 +27,7 @@ class InputDocument:
     """A document whose sentences are the lines to translate."""
 
     document: Document
-    sentences: list[str]  # of all texts of the document, in order
+    sentences: list[str]  # the sentences of all texts of the document, in order
     output: Path  # the translated document
 
     def adapt(self, config: TranslateConfig) -> TranslateConfig:

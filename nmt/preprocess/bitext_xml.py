@@ -86,13 +86,13 @@ class _Reader:
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
         # Source and target language that an XLIFF file states. `languages` has precedence.
-        self._root_languages = ("", "")  # of the root element; XLIFF 2 states them there
-        self._file_languages = ("", "")  # of the current element `file`; by default, of the root
+        self._root_languages = ("", "")  # stated by the root element, as in XLIFF 2
+        self._file_languages = ("", "")  # stated by the current element `file`, or else by the root
         self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text, or None outside of texts
-        self._text_length = 0  # in characters
-        self._num_bytes = 0  # that the parser has received
+        self._num_text_characters = 0  # length of the current text
+        self._num_received_bytes = 0  # number of bytes that the parser has received
         self._depth = 0  # number of open elements
         self._unit_states: list[str] = []  # states of the current unit and its target
         # Each of these depths is 0 outside of such an element, and counts the open elements from
@@ -111,11 +111,11 @@ class _Reader:
     def parse(self, block: bytes) -> None:
         """Read a block; add the pairs that end in it to `pairs`."""
         self._call_parser(block, is_final=False)
-        self._num_bytes += len(block)
+        self._num_received_bytes += len(block)
         # The parser stops at a tag or comment that has not ended. From version 2.6, expat reads it
         # again only when the number of its bytes has doubled. Until then, the index is -1.
         index = self._parser.CurrentByteIndex
-        if index >= 0 and self._num_bytes - index > _MAX_MARKUP_BYTES:
+        if index >= 0 and self._num_received_bytes - index > _MAX_MARKUP_BYTES:
             raise DataError(
                 f"{self.name} has a tag or comment of more than {_MAX_MARKUP_BYTES:,} bytes, or "
                 f"without an end, at line {self._parser.CurrentLineNumber}"
@@ -205,15 +205,15 @@ class _Reader:
         """Begin to collect a text of the current unit."""
         self._language = language
         self._text = []
-        self._text_length = 0
+        self._num_text_characters = 0
 
     def _add_text(self, text: str) -> None:
         """Handle a string between two tags. It may be a part of the current text."""
         is_dropped_markup = self._markup_depth > 0 and not self.keep_markup
         if self._text is None or is_dropped_markup or self._deleted_depth:
             return
-        self._text_length += len(text)
-        if self._text_length > MAX_TEXT_LENGTH:
+        self._num_text_characters += len(text)
+        if self._num_text_characters > MAX_TEXT_LENGTH:
             raise DataError(f"{self.name} has a text of more than {MAX_TEXT_LENGTH:,} characters")
         self._text.append(text)
 

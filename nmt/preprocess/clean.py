@@ -171,7 +171,7 @@ class _ChunkReader:
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
         self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
-        self.not_utf8: dict[tuple[int, int], LineError] = {}  # by row and side
+        self.not_utf8: dict[tuple[int, int], LineError] = {}  # keyed by row and side
         self.num_replaced = 0  # invalid bytes, and halves of surrogate pairs in JSON
         self.malformed: dict[int, LineError] = {}  # the first error of each malformed row
         # The score of each row, not yet parsed. `read` sets it if texts and scores share a file.

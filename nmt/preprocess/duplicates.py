@@ -42,7 +42,7 @@ PAIRS_PER_FILE = 1 << 19  # a file is written when at least this many pairs are 
 # have more than PAIRS_PER_FILE pairs, but less than twice as many.
 _MAX_FILE_BYTES = 2 * 16 * PAIRS_PER_FILE
 PAIRS_PER_INTERVAL = 1 << 19
-_REPEATS_SUFFIX = ".seen"  # of the file TASK.seen, see `find_duplicates`
+_REPEATS_SUFFIX = ".seen"  # suffix of the files that `find_duplicates` writes
 # `forms` has two little-endian numbers of 64 bits in a row, for source and target
 _COLUMN_DTYPES = {"rows": "<u4", "forms": "(2,)<u8", "scores": "<f8"}
 
@@ -264,7 +264,7 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     num_hash_values = 1 << 64
     for number in range(1, num_intervals + 1):
         next_interval_start = number * num_hash_values // num_intervals
-        largest_hash = np.uint64(next_interval_start - 1)  # of this interval
+        largest_hash = np.uint64(next_interval_start - 1)  # the largest hash in this interval
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")

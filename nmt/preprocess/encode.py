@@ -181,7 +181,7 @@ class ShardEncoder:
 class WordCounts(NamedTuple):
     """The words of one side of N pairs."""
 
-    num_words: list[int]  # of each line, separated by spaces, without the tag
+    num_words: list[int]  # for each line, the number of words between spaces, without the tag
     matches_pieces: Array  # (N,), whether the pieces of a line form as many words as its text
     num_tag_words: int
 
@@ -280,7 +280,7 @@ class DocumentContext:
             total_lengths = lengths[i] + 1  # (2,), 1 for EOS
             max_context = line_number % (config.data.context + 1)
             earliest = max(i - max_context, 0)
-            for j in reversed(range(earliest, i)):  # from the nearest pair back
+            for j in reversed(range(earliest, i)):  # begins with the nearest pair
                 total_lengths = total_lengths + lengths_with_separator[j]
                 has_gap = line_numbers[j] + 1 != line_numbers[j + 1]  # a dropped line
                 is_empty = has_empty_side[j] or has_empty_side[j + 1]
@@ -296,7 +296,7 @@ class DocumentContext:
         arrays = [ids.flat[:0]]  # sets the dtype of the result if there are no lines
         lengths = []
         for i, start in enumerate(self._starts):
-            document = [lines[start]]  # with its tag
+            document = [lines[start]]  # only the first line keeps its tag
             for line in lines[start + 1 : i + 1]:
                 line_without_tag = line[self._tag_lengths[side] :]
                 document += [separator, line_without_tag]

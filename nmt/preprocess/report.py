@@ -40,8 +40,9 @@ _SPLITS = ("train", "valid", "test")
 _SIDE_NAMES = {"src": "source", "tgt": "target"}
 _LANGUAGE_KEYS = {"src": "src_lang", "tgt": "tgt_lang"}
 _MAX_LISTED = 8  # maximum number of corpora, and of pieces of advice, that the terminal shows
-_MIN_BALANCED_RATIO = 0.5  # of target tokens to source tokens
-_MAX_BALANCED_RATIO = 2.0
+# the report gives advice if the ratio of target tokens to source tokens is out of these bounds
+_MIN_LENGTH_RATIO = 0.5
+_MAX_LENGTH_RATIO = 2.0
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _SIDE_COLUMNS = {  # columns of the table: key and format of the number
     "tokens a pair\nsrc/tgt": ("tokens_per_pair", ".1f"),
@@ -157,7 +158,7 @@ def _count_steep_pairs(statistics: Statistics) -> int:
     """Estimate how many pairs have one side with `_STEEP_RATIO` times the tokens of the other."""
     src_bins, tgt_bins, counts = _count_by_bins(statistics)
     starts = bin_starts()
-    largest_lengths = starts[1:] - 1  # in tokens
+    largest_lengths = starts[1:] - 1  # largest number of tokens in each bin
     middles = (starts[:-1] + largest_lengths) // 2  # middle length of each bin
     # the middle of a bin may exceed the longest line of the side
     src = np.minimum(middles[src_bins], statistics.src.longest)
@@ -237,7 +238,7 @@ def _advise(report: Report) -> Iterator[str]:
     if report["duplicates"] is not None:
         yield from _advise_on_duplicates(report["duplicates"], num_kept)
     ratio = train["length_ratio"]
-    if not _MIN_BALANCED_RATIO <= ratio <= _MAX_BALANCED_RATIO:
+    if not _MIN_LENGTH_RATIO <= ratio <= _MAX_LENGTH_RATIO:
         yield (
             f"There are {ratio:.2f} target tokens for each source token: check that the sides "
             "belong together and are not exchanged."

@@ -67,7 +67,7 @@ class DaskWorkers(Workers[Item, Result]):
     ) -> None:
         self._scheduler = scheduler
         self._function_id = uuid.uuid4().hex
-        # as bytes, so that a worker can compare the versions of nmt before it unpickles the factory
+        # pickled here, so that a worker can compare versions of nmt before it unpickles the factory
         self._pickled_function_factory = pickle.dumps(function_factory)
         self._client = _connect(scheduler)
         self._marker = None  # a file in `folder`, which each worker looks for
@@ -103,9 +103,10 @@ class DaskWorkers(Workers[Item, Result]):
         except CancelledError:
             raise scheduler_lost_error from None
         except OSError as error:
-            if error.errno is not None:  # from the function, for example because the disk is full
+            is_from_function = error.errno is not None  # errors of Dask have no errno
+            if is_from_function:  # for example, the disk is full
                 raise
-            raise scheduler_lost_error from None  # from Dask, whose errors have no errno
+            raise scheduler_lost_error from None
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 

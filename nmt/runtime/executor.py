@@ -21,10 +21,11 @@ class CrashSafeExecutor(ProcessPoolExecutor):
     """A `ProcessPoolExecutor` in which every future fails after a process was lost.
 
     A thread of the executor notices that a process was lost. It fails all futures with a
-    `BrokenProcessPool` and ends the other processes. Python 3.11 has two bugs here. The thread and
-    `submit` may change the futures at the same time, and the thread waits forever for a result that
-    a killed process has sent only in part. This class avoids the first bug. To avoid the second,
-    await results with `wait_for_result`, or call `fail_if_process_lost` regularly.
+    `BrokenProcessPool` and ends the other processes. Python 3.11 has two bugs here. First, the
+    thread and `submit` may change the futures at the same time. Second, if a killed process has
+    sent only a part of a result, the thread waits forever for the rest. This class avoids the first
+    bug. To avoid the second, await results with `wait_for_result`, or call `fail_if_process_lost`
+    regularly.
     """
 
     def __init__(self, max_workers: int, **options: Any) -> None:

@@ -111,7 +111,7 @@ def publish_folder(new_folder: Path, folder: Path) -> None:
     if folder.exists():
         _exchange(temporary, folder)
         sync(folder.parent)
-        shutil.rmtree(temporary)  # since the exchange, this is the old folder
+        shutil.rmtree(temporary)  # the old folder, which has this name since the exchange
     else:
         os.rename(temporary, folder)
         sync(folder.parent)
@@ -265,7 +265,7 @@ def make_readable_and_sync(folder: Path) -> None:
 
     safetensors creates files that only their owner may read.
     """
-    permissions = folder.stat().st_mode & 0o666  # to read and to write, without executing
+    permissions = folder.stat().st_mode & 0o666  # without the bits for executing
     for path in (*folder.rglob("*"), folder):
         if path.is_file():
             path.chmod(permissions)

@@ -22,9 +22,9 @@ from nmt.serve.http_errors import HttpError, TooManyRequestsError
 _MAX_CLIENTS = 10_000  # number of clients to remember; the least recent ones are forgotten
 _MAX_TRIED_KEYS_PER_MINUTE = 20  # number of keys that a client may try
 _MAX_HELD_BYTES = 256 << 20  # total size of the bodies of all open requests
-_MEMORY_RETRY_SECONDS = 5  # for clients whose request exceeds `_MAX_HELD_BYTES`
-_MIN_WAIT_SECONDS = 0.001  # at the deadline, to read data that has already arrived
-_MAX_KEY_FIELDS = 3  # of a line in a file of keys
+_MEMORY_RETRY_SECONDS = 5  # a client may repeat a request that exceeded `_MAX_HELD_BYTES`
+_MIN_WAIT_SECONDS = 0.001  # even after the deadline, data that has already arrived is read
+_MAX_KEY_FIELDS = 3  # a line in a file of keys has a key and up to two limits
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _TokenBucket:
     """The number of requests that a client may send now, which grows at the allowed rate."""
 
     num_requests: float
-    updated_at: float  # on the monotonic clock
+    updated_at: float  # `time.monotonic()` of the latest update
 
 
 class RateLimits:

@@ -65,7 +65,7 @@ async def translate(request: Request) -> Response:
     content = await call_in_thread_if_long(texts, describe_texts)
     if is_list:
         return JSONResponse(content)
-    # for a single text, the values are not lists
+    # the response to a single text has plain values instead of lists
     return JSONResponse({name: values[0] for name, values in content.items()})
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_MAX_NAME_CHARACTERS = 100  # of the name of a file in its URL
+_MAX_NAME_CHARACTERS = 100  # longer names of files are cut in URLs
 _SECRET_BYTES = 24  # size of the random part of a URL
 
 
@@ -75,4 +75,4 @@ class _StoredFile:
 
     path: Path
     num_bytes: int
-    expires_at: float  # on the monotonic clock
+    expires_at: float  # a time of `time.monotonic()`

@@ -31,7 +31,8 @@ class TextEncoder:
 
     def __init__(self) -> None:
         self._executors: WeakKeyDictionary[Translator, CrashSafeExecutor] = WeakKeyDictionary()
-        self._used: WeakSet[Translator] = WeakSet()  # since the last call of `end_idle_processes`
+        # the models whose processes were used since the last call of `end_idle_processes`
+        self._recently_used: WeakSet[Translator] = WeakSet()
         self._num_running = 0  # number of texts that processes encode
 
     async def encode(
@@ -55,7 +56,7 @@ class TextEncoder:
                 initargs=(translator.tokenizer,),
             )
             self._executors[translator] = executor
-        self._used.add(translator)
+        self._recently_used.add(translator)
         self._num_running += 1
         try:
             # in a thread, since the first call of `submit` starts the process
@@ -73,10 +74,10 @@ class TextEncoder:
         """End the processes that were not used since the previous call."""
         if self._num_running:
             return
-        idle_translators = [key for key in self._executors if key not in self._used]
+        idle_translators = [key for key in self._executors if key not in self._recently_used]
         for translator in idle_translators:
             self._executors.pop(translator).shutdown(wait=False)
-        self._used.clear()
+        self._recently_used.clear()
 
     def close(self) -> None:
         """Let the processes end. Does not wait for them."""

@@ -33,10 +33,10 @@ from nmt.translate.results import LineResult
 _MAX_FILES = 32  # number of files in translation at the same time
 _MAX_FILES_PER_CLIENT = 8
 _MAX_READS = 4  # number of files that are read at the same time, at most one of each client
-_MAX_TEXT_CHARACTERS = 1 << 18  # of a line, paragraph or cell; its tokens then take 10 MB
+_MAX_TEXT_CHARACTERS = 1 << 18  # for a line, paragraph or cell of a file; its tokens take 10 MB
 _SAMPLE_CHARACTERS = 4000  # length of the start of a file from which its language is detected
-_RETRY_SECONDS = 10  # for clients that have too many open files
-_LOWEST_PRIORITY = 19  # of processes, see `os.nice`
+_RETRY_SECONDS = 10  # clients that have too many open files may try again after this time
+_LOWEST_PRIORITY = 19  # the lowest priority that a process can get by `os.nice`
 FORK_CONTEXT: Any = multiprocessing.get_context(
     "spawn" if sys.platform == "win32" else "forkserver"
 )

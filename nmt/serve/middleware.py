@@ -37,8 +37,8 @@ _CORS_HEADERS = [
 _UPLOAD_ROUTES = ("/translate_file", "/v1/translate")  # accept bodies of `max_file_bytes`
 _CLIENT_CLOSED = 499  # status in logs and metrics if the client disconnects before the response
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_LOGGED_CHARACTERS = 300  # of an error in the access log
-_MAX_PATH_CHARACTERS = 200  # of a path in the access log
+_MAX_LOGGED_ERROR_CHARACTERS = 300
+_MAX_LOGGED_PATH_CHARACTERS = 200
 _MAX_NUMBER_DIGITS = 18  # a number with this many digits exceeds every limit
 
 
@@ -109,7 +109,7 @@ class Middleware:
         route_path = "other" if route is None else route.path
         self._service.metrics.requests.labels(scope["method"], route_path, status).inc()
         if self._service.config.access_log:
-            path = scope["path"][:_MAX_PATH_CHARACTERS]
+            path = scope["path"][:_MAX_LOGGED_PATH_CHARACTERS]
             if "download" in route_path:  # the path is a secret that gives access to the file
                 path = route_path
             fields = {
@@ -154,7 +154,7 @@ class _ResponseSender:
 
 def _make_error_response(context: RequestContext, error: HttpError) -> Response:
     """Return the response with an error, and add its text to the access log."""
-    context.fields.setdefault("error", error.text[:_MAX_LOGGED_CHARACTERS])
+    context.fields.setdefault("error", error.text[:_MAX_LOGGED_ERROR_CHARACTERS])
     content: dict[str, object] = {"error": error.text}
     if isinstance(error, UnsupportedLanguageError):
         content["supported"] = error.supported

@@ -107,7 +107,7 @@ class ResolvedDirection(NamedTuple):
     """The direction in which a text is translated."""
 
     source: str  # language code
-    confidence: float  # of the detection of the source, 0 to 100; 0 without detection
+    confidence: float  # how certain the detected source is, 0 to 100; 0 if it was not detected
     direction: Direction | None  # None if the text is not translated
 
 
@@ -183,7 +183,7 @@ class Models:
         if options.source == "auto":
             self._find_codes(options)
         else:
-            self.resolve_direction("text", options)  # for a given source, any text will do
+            self.resolve_direction("text", options)  # the text matters only for source=auto
 
     def _find_codes(self, options: TranslationOptions) -> tuple[str | None, str]:
         """Return the served codes of source and target; None for a source to detect.

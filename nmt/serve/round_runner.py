@@ -38,7 +38,7 @@ T = TypeVar("T")
 _ROUND_SECONDS = 0.5  # planned duration of a round, so that new clients do not wait long
 _MIN_SEGMENTS = 32  # smaller rounds may exceed `_ROUND_SECONDS`, since small batches are slow
 _MAX_JOINED_SEGMENTS = 2048  # when this number of segments has been added to a round, none joins it
-_MAX_CONCURRENT_CALLS = 8  # of `call_function`
+_MAX_FUNCTION_CALLS = 8  # number of calls of `call_function` at the same time
 # To wait for requests, a round is delayed by this share of the duration of the previous round, but
 # at most by `_MAX_WAIT_SECONDS`.
 _WAIT_SHARE = 0.15
@@ -53,7 +53,7 @@ class _Expectation(NamedTuple):
     """The requests that a round can expect from clients that the previous round answered."""
 
     num_requests: int
-    deadline: float  # on the monotonic clock; the round does not wait longer
+    deadline: float  # the round waits at most until `time.monotonic()` has this value
 
 
 class RoundRunner:
@@ -71,7 +71,7 @@ class RoundRunner:
     ) -> None:
         self.tokens_per_second = _INITIAL_TOKENS_PER_SECOND  # source tokens; a moving average
         self.running: list[SearchRound] = []
-        self.threads = WorkerThreads(num_workers)  # which search with models of this process
+        self.threads = WorkerThreads(num_workers)  # they search with models of this process
         self._queues = queues
         self._metrics = metrics
         self._max_rounds = max_rounds
@@ -98,7 +98,7 @@ class RoundRunner:
 
         Raises `QueueFullError` if too many calls are running.
         """
-        if self._num_function_calls >= _MAX_CONCURRENT_CALLS:
+        if self._num_function_calls >= _MAX_FUNCTION_CALLS:
             raise QueueFullError(retry_seconds=1)
         self._num_function_calls += 1
         try:

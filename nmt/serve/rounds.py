@@ -26,13 +26,13 @@ T = TypeVar("T")
 # or until they have waited for several steps of the search.
 _MIN_JOIN_SHARE = 0.25  # number of waiting segments divided by the number of searched segments
 _MAX_JOIN_STEPS = 4
-_MAX_REASON_CHARACTERS = 300  # of `Failure.reason`
+_MAX_REASON_CHARACTERS = 300  # `Failure.reason` is cut to this length
 
 
 class Delivery(NamedTuple):
     """Results of segments that a round has finished."""
 
-    results: list[tuple[int, SearchResult]]  # with the number of the segment in the round
+    results: list[tuple[int, SearchResult]]  # each with the number of its segment in the round
     batch_sizes: list[int]
     """The number of segments in the search after its start, and after each time that segments
     joined it, since the last delivery."""

@@ -45,12 +45,12 @@ def serve(config: ServeConfig) -> None:
     Raises `ConfigError` if the server cannot listen on the address.
     """
     set_num_threads(config.num_threads)
-    limit_malloc_arenas(_MALLOC_ARENAS)  # before threads start, each of which would get an arena
-    # before the models are loaded, so that mistakes in the settings are reported at once
+    limit_malloc_arenas(_MALLOC_ARENAS)  # before any thread starts and gets an arena of its own
+    # these calls report mistakes in the settings, so they come before the models are loaded
     max_connections = reserve_connections(config)
     listener = listen(config)
     config = choose_serve_engine(config)
-    start_fork_server()  # which imports modules while this process loads the models
+    start_fork_server()  # it imports modules while this process loads the models
     service = Service(config, Models.load(config))
     server = _make_server(service, max_connections)
     for name in ("asyncio", "uvicorn.error", "python_multipart.multipart"):

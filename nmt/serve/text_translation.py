@@ -44,10 +44,10 @@ TranslatableT = TypeVar("TranslatableT", bound=Translatable)
 
 _WINDOW_SENTENCES = 128  # number of sentences of a document that the scheduler gets at a time
 _INLINE_CHARACTERS = 4000  # larger requests are read and answered outside of the event loop
-_CHARACTERS_PER_TEXT = 40  # a short text costs as much time as this number of characters
+_CHARACTERS_PER_TEXT = 40  # each text costs as much time as this number of further characters
 _MAX_QUEUE_TRIES = 31  # number of attempts to queue a window, a second or more apart
 _MAX_WINDOWS = 2  # number of windows of a document in the scheduler at the same time
-_RETRY_SECONDS = 10  # for clients whose request took too long
+_RETRY_SECONDS = 10  # clients whose request took too long may try again after this time
 
 
 @dataclass
@@ -59,7 +59,7 @@ class TranslatedText:
     confidence: float  # see `ResolvedDirection.confidence`
     direction: Direction | None  # None if the text is not translated
     source_text: SourceText  # the text, split into sentences
-    results: list[LineResult] = field(default_factory=list)  # of the sentences
+    results: list[LineResult] = field(default_factory=list)  # one for each sentence
 
     @property
     def is_complete(self) -> bool:
@@ -91,7 +91,8 @@ class TextTranslator:
         self._config = config
         self._scheduler = scheduler
         self._metrics = metrics
-        self.max_window_sentences = min(_WINDOW_SENTENCES, max(config.max_queue // 2, 1))
+        max_client_sentences = scheduler.queues.max_per_client
+        self.max_window_sentences = min(_WINDOW_SENTENCES, max_client_sentences)
         """Maximum number of sentences of a document that the scheduler gets at a time."""
 
     def should_split_sentences(self, options: TranslationOptions) -> bool:
@@ -258,7 +259,7 @@ class TextTranslator:
 
         def prepare_groups() -> tuple[list[list[str]], list[str]]:
             """Recase the groups, and drop context that is too long; see `recase_groups`."""
-            tokenizers = direction.translator.tokenizer  # of source and target
+            tokenizers = direction.translator.tokenizer  # the tokenizers of source and target
             recased_groups, case_names = recase_groups(groups, search, tokenizers.src)
             short_groups = drop_long_context(
                 recased_groups,

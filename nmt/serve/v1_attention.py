@@ -16,7 +16,7 @@ from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.translator import Translator
 
 _MAX_ATTENTION_TOKENS = 256  # maximum number of tokens of the source, and of the translation
-_WEIGHT_DECIMALS = 4  # of weights in the response
+_WEIGHT_DECIMALS = 4  # weights in the response are rounded to this number of decimals
 
 
 async def attention(request: Request) -> Response:

@@ -30,7 +30,7 @@ _PARAMETERS = {
     "target",
     "text",
 }
-_MAX_SAMPLED_SENTENCES = 64  # of a request, whose sentences are sampled in one batch
+_MAX_SAMPLED_SENTENCES = 64  # limit for a request, whose sentences are sampled in one batch
 _MAX_FORBIDDEN_PHRASES = 100
 _MAX_GLOSSARY_PAIRS = 10_000
 
@@ -186,9 +186,9 @@ def check_options(
 ) -> None:
     """Raise an `InvalidRequestError` with status 409 if the options do not work together.
 
-    Checks that the model for the first text supports the options, that search can return `n_best`
-    translations, that a prefix is for a single sentence, and that few sentences are sampled. Also
-    raises the errors of `resolve_direction` for the first text.
+    The model for the first text must support the options, and search must be able to return
+    `n_best` translations. A prefix is only allowed for a single sentence. With sampling, the number
+    of sentences is limited. Also raises the errors of `resolve_direction` for the first text.
     """
     src_lang, _, direction = api_request.service.models.resolve_direction(texts[0], options)
     if direction is None:
