@@ -91,7 +91,7 @@ def test_wrong_glossaries_are_refused_in_one_line(server: Running) -> None:
         ([["a"]], 400, "a pair of glossary is not [source, target]"),
         ([["a", 1]], 400, "a pair of glossary is not"),
         ([["a", "b\tbold"]], 409, "no flag 'bold'"),
-        ([["a", "\ud800"]], 409, "write one pair a line"),
+        ([["a", "\ud800"]], 409, "write one pair per line"),
         ([["", "b"]], 400, "a pair of glossary is not"),
     ):
         answer = server.post("/v1/translate", **body, search=BEAM, glossary=glossary)

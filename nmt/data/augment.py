@@ -165,14 +165,14 @@ class TextAugmenter:
         src_segments = self.src_codec.split_at_symbols(src)
         tgt_segments = self.tgt_codec.split_at_symbols(tgt)
         for segments in (src_segments, tgt_segments):
-            for i in range(0, len(segments), 2):  # even indices: no symbols
+            for i in range(0, len(segments), 2):  # symbols have odd indices
                 segments[i] = change_text(segments[i])
         return "".join(src_segments), "".join(tgt_segments)
 
     def _add_typos(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
         """Make 1 to `MAX_TYPOS` typos in the source."""
         segments = self.src_codec.split_at_symbols(src)
-        i = rng.randrange(0, len(segments), 2)  # an even index: no symbol
+        i = rng.randrange(0, len(segments), 2)  # an even index, since symbols have odd indices
         segments[i] = perturb.add_typos(segments[i], rng.randint(1, perturb.MAX_TYPOS), rng)
         return "".join(segments), tgt
 

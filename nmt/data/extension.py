@@ -160,7 +160,7 @@ class _Extension:
         return words
 
     def _find_new_characters(self, words: Counter[str], coverage: float) -> list[str]:
-        """Return the characters that are no pieces, the most frequent first.
+        """Return the characters that are not pieces yet, the most frequent first.
 
         Leaves out the rarest of them, which together make up at most a share of 1 - `coverage` of
         the text.

@@ -262,7 +262,7 @@ class WordSegmenter:
         rng = Random(f"{variant} {text}")  # the same numbers for this word in every process
         draw_pieces = self._draw_bpe_pieces if self.is_bpe else self._draw_unigram_pieces
         pieces = draw_pieces(text, rng)
-        if not pieces:  # the text has a character that is no piece
+        if not pieces:  # the text has a character that is not a piece
             return list(ids)
         return [self.ids[piece] for piece in pieces]
 

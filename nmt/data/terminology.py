@@ -56,7 +56,7 @@ class HintSampler:
     def __init__(
         self, tokenizers: Tokenizers, aligner: WordAligner, lemmas: Lemmas | None = None
     ) -> None:
-        """With `lemmas`, a hint has the lemmas of its target words with `_LEMMA_PROB`."""
+        """With probability `_LEMMA_PROB`, a hint has the `lemmas` of its target words."""
         check_hint_symbols("augment.terminology", tokenizers.src)
         self._tokenizers = tokenizers
         self._aligner = aligner

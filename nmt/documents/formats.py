@@ -34,7 +34,7 @@ def read_document(name: str, content: bytes, options: ReadOptions) -> Document:
 def _read_text(
     read: Callable[[str, ReadOptions], Document], content: bytes, options: ReadOptions
 ) -> Document:
-    """Read a text in UTF-8."""
+    """Decode a file in UTF-8, and read it with the function `read`."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -83,7 +83,7 @@ def extract_visible_text(text: str, num_characters: int) -> str:
     """
     num_read = 8192
     while num_read < len(text):
-        end = max(0, text.rfind("<", 0, num_read))  # cuts no tag in two
+        end = max(0, text.rfind("<", 0, num_read))  # does not cut a tag in two
         visible = _extract_text(text[:end])
         if len(visible) >= num_characters:
             return visible

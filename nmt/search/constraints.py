@@ -298,7 +298,7 @@ def suppressed_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
 
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that no translation may contain: padding, BOS and ids without a piece."""
+    """Return the ids that no translation may contain: padding, BOS and unused ids."""
     if tokenizer.bos_id == tokenizer.eos_id:  # true for models whose decoder starts with EOS
         return [tokenizer.pad_id, *tokenizer.unused_ids]
     return [tokenizer.pad_id, tokenizer.bos_id, *tokenizer.unused_ids]

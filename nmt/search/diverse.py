@@ -115,7 +115,7 @@ class DiverseSearch(BeamSearch):
         beam_size = self._state.request.config.beam_size
         best = best_candidates(totals[rows], log_probs[rows] - penalties, grid, 2 * beam_size)
         is_filler = best.sums == NEG_INF
-        # the tokens of fillers may be V or larger, which is no index of `log_probs`
+        # the tokens of fillers may be V or larger, and thus not valid as indices of `log_probs`
         tokens = best.tokens.clamp(max=log_probs.size(1) - 1)
         candidate_rows = rows[best.rows]
         token_log_probs = log_probs[candidate_rows, tokens]

@@ -61,7 +61,9 @@ def parse_entry(line: str) -> Entry:
     has_word = _compile(_WORD).search(source) is not None
     is_printable = all(_normalize(text).isprintable() for text in (source, *targets))
     if not has_word or not targets or not is_printable:
-        raise ConfigError(f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair a line")
+        raise ConfigError(
+            f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair per line"
+        )
     flags = set(flag_text.replace(",", " ").split())
     unknown_flags = flags - {_CASE, _INSIDE}
     if unknown_flags:
@@ -363,7 +365,7 @@ def encode_spellings(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tu
 
 @lru_cache(maxsize=4)
 def mark_word_ends(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether it ends the word before it, that is, does not continue the word.
+    """Return for each id whether the word before it is complete, since the id cannot continue it.
 
     A piece that begins with a letter or digit, or is a byte, may continue the word.
     """

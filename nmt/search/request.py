@@ -132,7 +132,7 @@ class SearchRequest:
         return text
 
     def find_protected(self, sentence_index: int, tokenizers: Tokenizers) -> list[ProtectedText]:
-        """Return the protected texts of a source; none without the setting `protect`."""
+        """Return the protected texts of a source, or [] without the setting `protect`."""
         if not self.config.protect:
             return []
         source_text = self.decode_source(sentence_index, tokenizers)

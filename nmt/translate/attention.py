@@ -124,7 +124,7 @@ def attention_model(backend: Backend) -> FastTransformer | None:
 
 
 def attention_shape(backend: Backend) -> dict[str, int] | None:
-    """Return the numbers of layers and heads, or None if `attention_model` would return None."""
+    """Return the numbers of layers and heads, or None for an ensemble or CTranslate2."""
     if isinstance(backend, AutoBackend):
         config = backend.model_config
     else:

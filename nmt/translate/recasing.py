@@ -168,7 +168,7 @@ def _capitalize_start(match: re.Match[str]) -> str:
 
 
 def _are_upper(words: Sequence[str]) -> bool:
-    """Return whether words have letters, and these are capitals or have no case."""
+    """Return whether words contain capitals, and no lower-case letters."""
     return " ".join(words).isupper()
 
 

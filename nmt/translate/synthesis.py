@@ -50,7 +50,7 @@ class SynthesisCounts(LineCounts):
     ratio: int = 0  # lines much longer or shorter than their translation, see `max_ratio`
 
     def table(self, config: SynthesisConfig) -> str:
-        """Return a text table of the counts, one a line, with the settings that drop lines."""
+        """Return a text table of the counts, one per line, with the settings that drop lines."""
         dropped = {
             "no text": self.blank,
             "could not be translated, see the warnings above": self.failed,

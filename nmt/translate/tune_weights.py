@@ -92,7 +92,7 @@ def find_weights(
 
 
 def _best(scores: dict[ChannelWeights, float]) -> ChannelWeights:
-    """Return the weights with the highest score, and the simplest of those with this score."""
+    """Return the weights with the highest score. If several have it, return the simplest."""
     simplest_first = sorted(scores, key=_simplicity)
     # `max` returns the first of several equal ones
     return max(simplest_first, key=lambda weights: scores[weights])

@@ -289,9 +289,9 @@ def _to_pieces(sentences: Sequence[Ids], pieces: list[str]) -> list[list[str]]:
 
 
 def _strongest_positions(attention: list[list[float]]) -> list[int]:
-    """Return the source position with the highest attention for each target token; S is EOS.
+    """Return the source position with the highest attention for each target token.
 
-    `attention` (T, S) does not contain the weights of EOS.
+    `attention` (T, S) does not contain the weights of EOS, which has the position S.
     """
     weights = np.asarray(attention, dtype=np.float32)  # (T, S)
     # the weights of a target token sum to 1
