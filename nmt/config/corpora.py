@@ -335,7 +335,7 @@ class DataConfig(Settings):
     def _check_tags(self) -> None:
         """Raise a `ConfigError` if all corpora have tags, but `valid` or `test` names files.
 
-        Their lines would have no tag.
+        The lines of these files would have no tag.
         """
         all_are_tagged = all(corpus.is_tagged for corpus in self.corpora.values())
         if not self.corpora or not all_are_tagged:

@@ -90,6 +90,6 @@ class InferenceConfig(RuntimeConfig):
     verify_key: str | None = option(None, VERIFY_KEY_HELP, on_resume="accept")
 
     def check(self) -> None:
-        is_native = self.backend is Engine.native
-        problem = "only works with backend=auto or ctranslate2"
-        self.require(not (is_native and self.quantization), "quantization", problem)
+        if self.backend is Engine.native:
+            problem = "only works with backend=auto or ctranslate2"
+            self.require(self.quantization is None, "quantization", problem)

@@ -40,7 +40,7 @@ def write_argos(
         from nmt.data.language_codes import language_name
     except ImportError:
         raise NmtError("format=argos needs babel; pip install nmt[export]") from None
-    # a model with several directions may have one that needs no tag
+    # one direction without a tag is enough
     needs_tags = bool(info.directions) and all(pair.has_tag for pair in info.directions)
     has_prefix = bool(tokenizers.src.prefix_ids or tokenizers.tgt.prefix_ids)
     has_two_models = tokenizers.src.model != tokenizers.tgt.model

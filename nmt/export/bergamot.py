@@ -189,7 +189,7 @@ def _int8_multiplier(limit: float) -> float:
 
 
 def model_file_name(info: ModelInfo, config: ExportConfig) -> str:
-    """Return the name of the model file. Its ending tells Bergamot's JavaScript the precision."""
+    """Return the name of the model file, whose ending tells Bergamot's JavaScript the precision."""
     endings = {
         "float32": "bin",
         "int8shiftAll": "intgemm8.bin",

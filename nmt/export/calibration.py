@@ -1,9 +1,9 @@
 """Scales of activations in int8, measured on training pairs.
 
 A matrix multiplication in int8 rounds its input to 127 steps on each side of zero. Bergamot finds
-the largest activation of each input while it translates. It is faster if the model has fixed values
-instead. This module measures them, as `--dump-quantmult` and `scripts/alphas/extract_stats.py` of
-browsermt/marian-dev do.
+the largest activation of each input while it translates. With fixed values in the model, Bergamot
+is faster. This module measures such values, as `--dump-quantmult` and
+`scripts/alphas/extract_stats.py` of browsermt/marian-dev do.
 """
 
 # S source length, T target length, D d_model; the batch has one pair
@@ -54,7 +54,7 @@ def measure_activations(
     """
     pairs = open_training_pairs("calibration_data", data_dir, info.tokenizer_sha256)
     model = _build_model(info, weights)
-    largest: dict[str, list[float]] = defaultdict(list)  # by name, a value for each pair
+    largest: dict[str, list[float]] = defaultdict(list)  # a value per pair, keyed by name
     for matrix_input in _find_inputs(model):
         hook = _record_largest(matrix_input, largest)
         matrix_input.module.register_forward_pre_hook(hook)

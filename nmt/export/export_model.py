@@ -166,9 +166,9 @@ SUPPORTED: dict[ExportFormat, Support] = {
 def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
     """Convert the model in `folder` to `config.format`. After an error, `output` is unchanged.
 
-    Raises `ConfigError` for an architecture that the format does not support, `ModelError` if
-    `folder` is not a model folder, and `NmtError` if `output` exists but is not an export, or if a
-    Python package is missing.
+    Raises `ConfigError` for an architecture that the format does not support. Raises `ModelError`
+    if `folder` is not a model folder. Raises `NmtError` if `output` exists but is not an export, or
+    if a Python package is missing.
     """
     info = load_info(folder)
     _check_supported(info.model, config.format)

@@ -258,7 +258,7 @@ def _make_config(
         "architectures": [_MODEL_CLASSES[model_type]],
         "model_type": model_type,
         "is_encoder_decoder": True,
-        "vocab_size": info.src_vocab_size or info.vocab_size,  # of the source
+        "vocab_size": info.src_vocab_size or info.vocab_size,  # transformers: the source vocabulary
         "decoder_vocab_size": info.vocab_size,
         "d_model": model_config.d_model,
         "encoder_layers": model_config.num_encoder_layers,

@@ -26,8 +26,8 @@ NUM_COMMON = 200  # target pieces that are candidates for every sentence
 class Candidates:
     """Target ids that may be in a translation."""
 
-    by_source: list[list[int]]  # for each source id, the best first
-    common: list[int]  # for every sentence
+    by_source: list[list[int]]  # candidates for each source id, the best first
+    common: list[int]  # candidates for every sentence
 
 
 def learn_shortlist(data_dir: Path, tokenizers: Tokenizers, tokenizer_sha256: str) -> Candidates:

@@ -353,7 +353,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def find_pt_file(path: Path) -> Path:
     """Return the file `path`, or the only `.pt` file in the folder `path`.
 
-    Raises `ModelError` for a folder with no such file or several.
+    Raises `ModelError` for a folder without such a file, or with several.
     """
     if not path.is_dir():
         return path

@@ -177,14 +177,14 @@ class Rotary(PositionEncoding):
         factors = torch.view_as_complex(rotations)  # e^(i * angle), (..., d/2)
         for x in (q, k):
             pairs = x.view(*x.shape[:-1], x.size(-1) // 2, 2)  # (..., d/2, 2)
-            torch.view_as_complex(pairs).mul_(factors)  # changes `x`, of which this is a view
+            torch.view_as_complex(pairs).mul_(factors)  # also changes `x`, since `pairs` is a view
         return q, k
 
 
 def rotary_angles(index: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
     """Return the angles by which pairs of dimensions rotate at the positions `index` (...).
 
-    Their shape is (..., d/2), where d is `head_size`.
+    The shape of the angles is (..., d/2), where d is `head_size`.
     """
     dtype = torch.promote_types(dtype, torch.float32)
     i = torch.arange(0, head_size, 2, device=index.device, dtype=dtype)  # (d/2,)

@@ -50,8 +50,8 @@ class Layer(nn.Module):
     """Base class of encoder and decoder layers: sub-layers, each with a residual sum and a norm.
 
     Post-norm is LayerNorm(x + Sublayer(x)) (section 3.1). Pre-norm is x + Sublayer(LayerNorm(x)),
-    as in the Annotated Transformer. It also trains without warm-up, and with many layers (Xiong et
-    al., 2020).
+    as in the Annotated Transformer. Pre-norm models also train without warm-up, and with many
+    layers (Xiong et al., 2020).
     """
 
     def __init__(

@@ -25,9 +25,9 @@ _MIN_GAIN = 1.05  # stop if the next size is below this multiple of the largest 
 def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
     """Return the largest `max_tokens` whose batches fit on the devices of all ranks.
 
-    It is at most the size of a whole update: a larger number would change nothing. Builds a run,
-    and runs batches of growing size forward and backward. Raises a `ConfigError` if not even the
-    longest pair fits.
+    The result is at most the size of a whole update: a larger number would change nothing. Builds a
+    run, and runs batches of growing size forward and backward. Raises a `ConfigError` if not even
+    the longest pair fits.
     """
     run = build_run(config, world, device)
     usable_bytes = usable_memory_bytes(device) or sys.maxsize  # 0: unknown, only errors count

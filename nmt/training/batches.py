@@ -57,11 +57,14 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, without waiting for it."""
-        return self._copy(lambda x: to_device(x, device), lambda packing: packing.to(device))
+        return self._copy(
+            copy_tensor=lambda tensor: to_device(tensor, device),
+            copy_packing=lambda packing: packing.to(device),
+        )
 
     def pin(self) -> Batch:
         """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""
-        return self._copy(Tensor.pin_memory, Packing.pin)
+        return self._copy(copy_tensor=Tensor.pin_memory, copy_packing=Packing.pin)
 
     def _copy(
         self, copy_tensor: Callable[[Tensor], Tensor], copy_packing: Callable[[Packing], Packing]
@@ -157,7 +160,7 @@ def _concatenate(sentences: Iterable[tuple[Ids, Ids]], pads: Ids) -> Tensor:
 class ChangedPair(NamedTuple):
     """A training pair after all random changes, without BOS and EOS."""
 
-    row: int  # in the training set
+    row: int  # index of the pair in the training set
     src: Ids
     tgt: Ids
     decoder_input: Ids  # replaces `tgt` in the input of the decoder, and has its length

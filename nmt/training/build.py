@@ -111,7 +111,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     model = build_model(config, tokenizers, world, device)
     learner = Learner(model, config, batch_maker, world, device)
     fingerprint = make_fingerprint(config, data_info, samplers)
-    # in place of "auto", so that a run that is resumed on another machine logs a change
+    # the dtype that "auto" stands for: a run that is resumed on another machine then logs a change
     fingerprint["dtype"] = learner.dtype_name
     return Run(
         config=config,

@@ -91,7 +91,7 @@ class Compiler:
         def forward(layer: nn.Module, *inputs: Any) -> Any:
             if torch.is_grad_enabled():
                 return compiled_forward(layer, *inputs)
-            # Validation and search run without gradients. They are too short to be worth compiling.
+            # Validation and search run without gradients, and are too short to be worth compiling.
             return plain_forward(layer, *inputs)
 
         return type(f"Compiled{layer_class.__name__}", (layer_class,), {"forward": forward})

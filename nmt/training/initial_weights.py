@@ -253,7 +253,7 @@ def _copy_rows(
     """Copy rows of `old_rows` to `rows`, in place, as `init_rows` says.
 
     If source and target have separate vocabularies, `init_rows` may have pieces of the other side.
-    They are skipped.
+    These pieces are skipped.
     """
     old_ids = {piece: i for i, piece in enumerate(old.all_pieces())}
     new_ids = {piece: i for i, piece in enumerate(new.all_pieces())}

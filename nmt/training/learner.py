@@ -396,11 +396,13 @@ class Learner:
             self.sharded = Sharded(objective, optimizer, self.average, self.device, self.world.size)
             yield
             return
-        with warnings.catch_warnings():  # torch 2.13 renames an argument that 2.6 needs
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        with warnings.catch_warnings():
+            # torch 2.13 renames `broadcast_buffers`, but torch 2.6 needs the old name
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             self.objective = DistributedDataParallel(
                 objective,
-                device_ids=[self.device] if self.device.type == "cuda" else None,
+                device_ids=device_ids,
                 broadcast_buffers=False,  # tables of positions may have a different size per rank
                 gradient_as_bucket_view=True,
             )

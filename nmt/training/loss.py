@@ -345,8 +345,7 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of the target tokens, in nats."""
         num_tokens = batch.num_tokens  # padding comes after them
-        # filled by the first pass
-        attention_out: AttentionWeights | None = None
+        attention_out: AttentionWeights | None = None  # filled by the first pass
         if self.alignment_weight:
             attention_out = {alignment_attention(self.model): None}
         outputs = []  # the decoder's output in each pass
@@ -354,13 +353,14 @@ class Objective(nn.Module):
             cutting: AbstractContextManager[None] = nullcontext()
             if self.has_cut_pass and pass_index == 1:
                 cutting = cut_embeddings(self.model, self.uncut_ids)
+            pass_attention_out = attention_out if pass_index == 0 else None
             with cutting:
                 output = self.forward_model(
                     batch.src,
                     batch.src_packing,
                     batch.tgt_in,
                     batch.tgt_packing,
-                    attention_out if pass_index == 0 else None,
+                    pass_attention_out,
                 )  # (M, D), with padding
             outputs.append(output[:num_tokens])  # (N, D)
         hidden = outputs[0]

@@ -196,11 +196,11 @@ def measure_batches(
 
 
 def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
-    """Return the batches that may need the most memory, the one with most tokens first.
+    """Return the batches that may need the most memory.
 
-    These are the batches with the most tokens, with the most source tokens, with the most target
-    tokens, and with the most attention weights, padding included. A batch is left out if an earlier
-    one is nearly as large.
+    These are at most four: the batches with the most tokens, the most source tokens, the most
+    target tokens, and the most attention weights, in this order and with padding. A batch is left
+    out if an earlier one is nearly as large.
     """
     batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
     num_rows = np.array([len(rows) for rows in batches], dtype=np.int64)  # (batches,)
@@ -209,7 +209,7 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
     src = longest[:, 0]
     tgt = longest[:, 1]
     num_tokens = num_rows * (src + tgt)
-    num_attention_weights = num_rows * (src**2 + src * tgt + tgt**2)  # of a layer and head
+    num_attention_weights = num_rows * (src**2 + src * tgt + tgt**2)  # per layer and head
     selected: list[int] = []  # indices of batches
     for counts in (num_tokens, num_rows * src, num_rows * tgt, num_attention_weights):
         largest = int(counts.argmax())

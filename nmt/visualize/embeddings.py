@@ -77,12 +77,13 @@ def list_text_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return pieces that begin a word and have three letters or more.
-
-    They are spread evenly over the vocabulary.
-    """
+    """Return pieces, evenly spread over `ids`, that begin a word and have three letters or more."""
     pieces = tokenizer.all_pieces()
-    word_ids = [i for i in ids if pieces[i].startswith("▁") and len(pieces[i]) > 3]
+    word_ids = []
+    for i in ids:
+        has_three_letters = len(pieces[i]) > 3  # besides the mark "▁"
+        if pieces[i].startswith("▁") and has_three_letters:
+            word_ids.append(i)
     if not word_ids:  # a vocabulary of characters
         word_ids = ids
     step = max(1, len(word_ids) // _NUM_DEFAULT_WORDS)

@@ -25,7 +25,7 @@ from nmt.runtime.files import replace_file
 
 log = logging.getLogger(__name__)
 _DEFAULT_FONT = "DejaVu Sans"  # part of matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew
-# Six colors of Okabe and Ito (2008), and a gray. They are lighter on the dark background.
+# Six colors of Okabe and Ito (2008), and a gray; all are lighter for the dark background.
 _COLORS = {
     Theme.light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B07800", "#3A8FC4", "#5b6572"],
     Theme.dark: ["#56B4E9", "#FF8C42", "#2CC79F", "#E59CC4", "#F0C941", "#9AD0F5", "#9aa5b1"],

@@ -75,7 +75,7 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
         [translation] = translator.translate([line], beam_size=config.beam_size)
     else:
         translation = read_sentences(config.tgt, "tgt")[0]
-    tokenizers = translator.tokenizer  # of source and target
+    tokenizers = translator.tokenizer  # has the tokenizers of source and target
     tags = translator.common_tags  # no tags if the directions of the model differ in them
     [src_ids] = encode_sources(tokenizers.src, [line], tags)
     src_ids = add_source_eos(src_ids, model, tokenizers)
