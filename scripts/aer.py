@@ -24,7 +24,7 @@ class TrueLinks(NamedTuple):
     """The links of a pair that people or a generator made."""
 
     sure: Links
-    possible: Links  # with the sure links
+    possible: Links  # includes the sure links
 
 
 def parse_links(line: str) -> TrueLinks:

@@ -70,7 +70,8 @@ def normalize_archive(path: Path, timestamp: int) -> None:
             member.uid = member.gid = 0
             member.uname = member.gname = ""
             member.pax_headers = {}
-            target.addfile(member, source.extractfile(member) if member.isfile() else None)
+            content = source.extractfile(member) if member.isfile() else None
+            target.addfile(member, content)
     temporary.replace(path)
 
 

@@ -51,8 +51,11 @@ def main() -> int:
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(folder / "site", output)
     errors = check_links(output)
-    print("\n".join(errors) or f"{output}/index.html", file=sys.stderr if errors else sys.stdout)
-    return 1 if errors else 0
+    if errors:
+        print("\n".join(errors), file=sys.stderr)
+        return 1
+    print(f"{output}/index.html")
+    return 0
 
 
 # --- pages
@@ -117,15 +120,18 @@ def adapt_links(text: str, page: Path, linked_files: set[Path]) -> str:
     def adapt(match: re.Match[str]) -> str:
         target, fragment = urldefrag(match[2])
         path = (page.parent / target).resolve()
+        is_other_file = target != "" and "://" not in target and path.is_file()
         if path == ROOT / "README.md":
             target = target.replace("README.md", "index.md")
-        elif target and "://" not in target and path.is_file() and shows_as_code(path):
+        elif is_other_file and shows_as_code(path):
             if path.suffix != ".ipynb":
                 linked_files.add(path)
             target = f"{target}.md"
             line = re.match(r"L(\d+)", fragment)
             fragment = f"__codelineno-0-{line[1]}" if line else ""
-        return f"{match[1]}{target}{'#' if fragment else ''}{fragment}{match[3]}"
+        if fragment:
+            target += f"#{fragment}"
+        return f"{match[1]}{target}{match[3]}"
 
     return _LINK.sub(adapt, text)
 

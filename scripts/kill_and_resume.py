@@ -46,7 +46,7 @@ MAX_DELAYS = {  # seconds between the start of a phase and the kill
 PHASES = ["start", "first", "write", "valid", "any"]
 MARK = "NMT_KILL_AND_RESUME"  # an environment variable that all processes of a run inherit
 LAST_LINE_OF_STARTUP = b"at its peak"  # a part of the last log line before the first update
-END_SECONDS = 60  # for a run to end by itself after one of its processes was killed
+END_SECONDS = 60  # how long a run may take to end after one of its processes was killed
 POLL_SECONDS = 0.002
 # metrics that may differ: times, and means over several updates, which start again after a kill
 IGNORED_METRICS = re.compile("second|memory|utilisation|^loss$|^nll$|padding")

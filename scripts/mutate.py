@@ -181,8 +181,9 @@ def check_tests(copy: Path, breaks: list[Break], options: argparse.Namespace) ->
 def make_break(candidate: Break, copy: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Break a copy of the repository, run the tests, and restore the copy.
 
-    In the result, `state` is caught, caught late (by a test file that the break does not name),
-    survived or stale (it cannot be made), and `by` is the test that failed, or why it is stale.
+    In the result, `state` is "caught", "caught late" by a test file that the break does not name,
+    "survived", or "stale" if the break cannot be made. `by` is the test that failed, or the reason
+    why the break is stale.
     """
     problem = candidate.problem(copy)
     if problem:

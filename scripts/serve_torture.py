@@ -49,8 +49,8 @@ SENTENCE = "A man is standing in front of a house."
 NUM_IDLE = 1150
 MAX_FILES = 1024
 QUIET_SECONDS = 20
-PAUSE_SECONDS = 0.05  # of the polite client between two requests
-SETTLE_SECONDS = 40  # for the server to end what the attacks have started
+PAUSE_SECONDS = 0.05  # the polite client waits this long between two requests
+SETTLE_SECONDS = 40  # the server gets this long to end its work on the attacks
 JSON_TYPE = {"Content-Type": "application/json"}
 FILES = {
     "a.html": b"<a " * 350_000,

@@ -71,7 +71,7 @@ METADATA_VALUES: list[Any] = [
 ]
 EXTREME_NUMBERS = ("-1", "0", "1e300", "inf", "nan", str(2**63))
 TEMPORARY_NAME = re.compile(r"\.(tmp|old|work|partial)$")
-SERVER_SECONDS = 4.0  # then nmt-serve is stopped
+SERVER_SECONDS = 4.0  # nmt-serve is stopped after this time
 DAMAGE_CLASSES = ("flip", "damage", "metadata")
 REPORT = """{about}
 
@@ -87,7 +87,7 @@ Different calls at which a command was killed: {calls}.
 class Tally:
     """Results of the cases of one class."""
 
-    refused: int = 0  # with one line on stderr
+    refused: int = 0  # the command ended with one line on stderr
     harmless: int = 0  # the output did not change, or the command finished
     repeated: int = 0  # run a second time, since the first run exceeded the time limit
     failures: list[str] = field(default_factory=list)

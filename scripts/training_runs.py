@@ -48,8 +48,8 @@ def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:
 def run_nmt(name: str, settings: list[str], log: Path | None = None) -> float:
     """Run a command of nmt; return its CPU seconds, child processes included.
 
-    Its output goes to the terminal, or to the end of the file `log`. Raises `CalledProcessError` if
-    it fails.
+    The output of the command goes to the terminal, or to the end of the file `log`. Raises
+    `CalledProcessError` if the command fails.
     """
     command = [sys.executable, "-m", "nmt", name, *settings]
     with open(log or os.devnull, "a") as file:

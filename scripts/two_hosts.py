@@ -44,7 +44,7 @@ TORCHRUN_PORT = 29400
 DASK_PORT = 8786
 # otherwise torchrun of torch 2.13 does not send a restarted host the address of rank 0
 TORCHRUN_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-END_SECONDS = 90  # for torchrun to end after a failure: timeout_seconds, and its own grace period
+END_SECONDS = 90  # torchrun may take timeout_seconds and its grace period to end after a failure
 DISCARD_OUTPUT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
