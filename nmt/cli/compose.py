@@ -166,7 +166,8 @@ def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
     The other arguments override the recorded settings.
     """
     values = {argument.key: argument.value for argument in arguments}
-    if "run_dir" not in values or not values.keys().isdisjoint(GROUPS):
+    chooses_yaml_files = any(group in values for group in GROUPS)
+    if "run_dir" not in values or chooses_yaml_files:
         return arguments
     path = resolve_path(values["run_dir"]) / "config.yaml"
     if not path.is_file():

@@ -55,7 +55,8 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
         )
     else:
         command = shell_command("preprocess", [*_TEXT_ARGUMENTS, f"data_dir={config.data_dir}"])
-    if not (has_text and may_write):
+    can_prepare = has_text and may_write
+    if not can_prepare:
         raise DataError(f"{folder} {problem}; make it with: {command}")
     log.info("%s does not exist; preparing it, the same as: %s", config.data_dir, command)
     prepare(preparation.config)

@@ -125,7 +125,11 @@ def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
     A word such as model=tiny sets several values. Returns an empty dictionary if no word sets a
     value, or if a word is invalid.
     """
-    arguments = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
+    arguments = []
+    for word in words:
+        is_setting_of_nmt = not word.startswith(("-", "hydra"))
+        if "=" in word and is_setting_of_nmt:
+            arguments.append(word)
     if not arguments:
         return {}
     from nmt.cli.compose import compose_command  # imports OmegaConf

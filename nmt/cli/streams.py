@@ -70,7 +70,8 @@ def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], C
     if is_terminal_or_pipe:
         arriving_lines = ArrivingLines(sys.stdin.buffer.fileno())
         return read_stream(arriving_lines, "stdin"), arriving_lines.has_more
-    if path == "-" or not is_stream(path) or is_compressed(path):
+    is_pipe = path != "-" and is_stream(path) and not is_compressed(path)
+    if not is_pipe:
         return read_input(path), lambda: True
     pipe = stack.enter_context(resolve_path(path).open("rb", buffering=0))
     arriving_lines = ArrivingLines(pipe.fileno())

@@ -233,7 +233,8 @@ class _Slice:
     def read(self, column: str) -> Any:
         """Read another column of the same pairs: rows (N,), forms (N, 2) or scores (N,)."""
         values = _map_file(self.path.with_suffix(f".{column}"), _COLUMN_DTYPES[column])
-        return values[self.start : self.start + len(self.hashes)].copy()
+        end = self.start + len(self.hashes)
+        return values[self.start : end].copy()
 
 
 def _map_file(path: Path, dtype: str) -> np.ndarray[Any, Any]:

@@ -170,7 +170,8 @@ class ShardEncoder:
                     f"{location}: a link is beyond the words of the pair, which count from 0; "
                     "align the text again"
                 )
-            if not (src_words.matches_pieces[i] and tgt_words.matches_pieces[i]):
+            matches_pieces = src_words.matches_pieces[i] and tgt_words.matches_pieces[i]
+            if not matches_pieces:
                 links = links[:0]  # (0, 2)
             numbers = links + [src_words.num_tag_words, tgt_words.num_tag_words]
             alignments.append(numbers.astype(np.uint16).ravel())  # (2 * L,)
@@ -296,8 +297,9 @@ class DocumentContext:
         arrays = [ids.flat[:0]]  # sets the dtype of the result if there are no lines
         lengths = []
         for i, start in enumerate(self._starts):
-            document = [lines[start]]  # only the first line keeps its tag
-            for line in lines[start + 1 : i + 1]:
+            first_line, *further_lines = lines[start : i + 1]  # the context, then line i
+            document = [first_line]  # only the first line keeps its tag
+            for line in further_lines:
                 line_without_tag = line[self._tag_lengths[side] :]
                 document += [separator, line_without_tag]
             arrays += document

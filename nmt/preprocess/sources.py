@@ -331,7 +331,8 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     The keys are the texts that the wildcards * and ? match. Raises `DataError` if no file matches.
     """
     path = os.path.expanduser(name)
-    if name == STDIN or not re.search(r"[*?]", name) or os.path.exists(path):
+    has_wildcard = re.search(r"[*?]", name) is not None
+    if name == STDIN or not has_wildcard or os.path.exists(path):
         return {(): name}
     glob_pattern = path.replace("[", "[[]")  # nmt takes brackets as part of a name
     files = sorted(file for file in glob.glob(glob_pattern) if not os.path.isdir(file))
@@ -397,7 +398,8 @@ def spool(path: Path) -> Iterator[IO[bytes]]:
     try:
         with temporary.open("wb") as stream:
             yield stream
-        if not (path.is_file() and filecmp.cmp(path, temporary, shallow=False)):
+        is_unchanged = path.is_file() and filecmp.cmp(path, temporary, shallow=False)
+        if not is_unchanged:
             sync(temporary)
             os.replace(temporary, path)
     finally:

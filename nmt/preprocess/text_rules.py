@@ -46,7 +46,9 @@ def have_equal_currencies(src: str, tgt: str) -> bool:
     """
     src_signs = _currency_signs(src)
     tgt_signs = _currency_signs(tgt)
-    return src_signs == tgt_signs or not src_signs or not tgt_signs
+    if not src_signs or not tgt_signs:
+        return True
+    return src_signs == tgt_signs
 
 
 def letter_share(text: str) -> float:

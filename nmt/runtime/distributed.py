@@ -56,7 +56,8 @@ def find_world() -> World:
         return World()
     rank = os.environ["RANK"]
     size = os.environ["WORLD_SIZE"]
-    if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
+    is_valid = rank.isdigit() and size.isdigit() and int(rank) < int(size)
+    if not is_valid:
         raise ConfigError(
             f"RANK={rank}, WORLD_SIZE={size}: RANK must be at least 0 and below WORLD_SIZE; start "
             "with torchrun, or unset both variables"
@@ -185,7 +186,8 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         # `device_counts` lists the fastest devices first
         name = next(device_type for device_type, count in device_counts.items() if count)
     device_type, _, index = name.partition(":")
-    if device_type not in device_counts or (index and not index.isdigit()):
+    is_valid_index = index == "" or index.isdigit()
+    if device_type not in device_counts or not is_valid_index:
         raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
     device_index = 0
     if index:

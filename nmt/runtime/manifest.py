@@ -31,8 +31,8 @@ _is_verifying = True
 def write_manifest(folder: Path) -> None:
     """Write `manifest.json` for all files in `folder` and its subfolders, except a signature."""
     manifest = folder / MANIFEST
-    unlisted_paths = (manifest, folder / SIGNATURE)
-    paths = [path for path in folder.rglob("*") if path.is_file() and path not in unlisted_paths]
+    paths = {path for path in folder.rglob("*") if path.is_file()}
+    paths -= {manifest, folder / SIGNATURE}
     manifest.write_bytes(render_manifest(folder, paths))
 
 

@@ -169,7 +169,8 @@ def _convert_scalar(type_hint: Any, value: Any, key: str) -> Any:
     # not `isinstance`, since True and False are instances of int
     is_integer = type(value) is int
     has_exact_type = type(value) is type_hint
-    is_valid = has_exact_type or (is_integer and type_hint is float)
+    is_integer_for_float = is_integer and type_hint is float
+    is_valid = has_exact_type or is_integer_for_float
     _require(is_valid, key, _TYPE_NAMES[type_hint], value)
     if is_integer:
         _require(abs(value) < 2**63, key, "below 2^63", value)

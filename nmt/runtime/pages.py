@@ -34,9 +34,13 @@ def _format_value(value: object) -> object:
     if isinstance(value, float):
         return f"{value:,.2f}"
     if type(value) is str:  # the HTML of a macro is an instance of a subclass
-        chars = [char if char.isprintable() else f"\\u{ord(char):04x}" for char in value]
-        return "".join(chars)
+        return "".join(map(_escape_unprintable, value))
     return value
+
+
+def _escape_unprintable(character: str) -> str:
+    """Return an unprintable character as a Unicode escape, and other characters unchanged."""
+    return character if character.isprintable() else f"\\u{ord(character):04x}"
 
 
 def percent(numerator: float, denominator: float = 1.0, digits: int = 2) -> str:

@@ -133,8 +133,10 @@ def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
     if allowed.number_type is float:
         types = (int, float)
         type_name = "a number"
-    is_number = isinstance(value, types) and not isinstance(value, bool)  # bool is a kind of int
-    if not is_number or not allowed.minimum <= value <= allowed.maximum:  # type: ignore[operator]
+    is_in_range = False
+    if isinstance(value, types) and not isinstance(value, bool):  # True is an instance of int
+        is_in_range = allowed.minimum <= value <= allowed.maximum  # type: ignore[operator]
+    if not is_in_range:
         raise InvalidRequestError(
             f"{name} is not {type_name} from {allowed.minimum:g} to {allowed.maximum:g}"
         )
@@ -172,7 +174,8 @@ def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossar
     entries = []
     for pair in glossary:
         is_pair = isinstance(pair, list) and len(pair) == 2
-        if not is_pair or not all(isinstance(text, str) and text for text in pair):
+        is_pair_of_texts = is_pair and all(isinstance(text, str) and text for text in pair)
+        if not is_pair_of_texts:
             raise InvalidRequestError("a pair of glossary is not [source, target]")
         try:
             entries.append(parse_entry("\t".join(pair)))
