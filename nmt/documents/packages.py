@@ -97,7 +97,8 @@ def _read_elements(text: str, options: ReadOptions, *, names: frozenset[str]) ->
         markup.append(join_raw(tokens))
         tags = [token for token in tokens if token.name]
         if tags:
-            is_inside = tags[-1].kind is XmlKind.OPENING and tags[-1].name in names
+            last_tag = tags[-1]
+            is_inside = last_tag.kind is XmlKind.OPENING and last_tag.name in names
     return XmlPart([*texts, make_untranslated("".join(markup))])
 
 

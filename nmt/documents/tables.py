@@ -23,7 +23,8 @@ def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
     If `columns` are names, the first row has these names and is not translated.
     """
     # the most frequent character of the first row separates the cells
-    first_line = _QUOTED_TEXT.sub("", text[:_MAX_ROW_CHARACTERS]).split("\n", 1)[0]
+    unquoted_text = _QUOTED_TEXT.sub("", text[:_MAX_ROW_CHARACTERS])
+    first_line = unquoted_text.split("\n", 1)[0]
     delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first_line.count)
     has_quotes = suffix == ".csv" or _has_quoted_cells(text)
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -41,7 +42,8 @@ def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
         csv.writer(stream, delimiter=delimiter, lineterminator=newline).writerows(translated_rows)
         return stream.getvalue().encode()
 
-    return Document([read_text(options, rows[row][column]) for row, column in cells], assemble)
+    texts = [read_text(options, rows[row][column]) for row, column in cells]
+    return Document(texts, assemble)
 
 
 def _parse_rows(text: str, delimiter: str, *, has_quotes: bool) -> list[list[str]]:

@@ -244,7 +244,8 @@ class AfterPrefix:
 
 def count_ngrams(tokens: Sequence[int], size: int) -> Counter[tuple[int, ...]]:
     """Count the sequences of `size` tokens."""
-    return Counter(tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1))
+    num_ngrams = len(tokens) - size + 1  # not positive if there are fewer than `size` tokens
+    return Counter(tuple(tokens[start : start + size]) for start in range(num_ngrams))
 
 
 def to_target_ids(sources: Sequence[Sequence[int]], tokenizers: Tokenizers) -> list[list[int]]:

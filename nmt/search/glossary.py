@@ -309,9 +309,11 @@ def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pa
         capitals = []
         for word in target.split():
             forms = [word] if lemmas is None else lemmas.forms(word)
+            capitalized_forms = [form[0].upper() + form[1:] for form in forms]
+            forms_in_capitals = [form.upper() for form in forms]
             written.append(_any_form_pattern(forms))
-            capitalized.append(_any_form_pattern(form[0].upper() + form[1:] for form in forms))
-            capitals.append(_any_form_pattern(form.upper() for form in forms))
+            capitalized.append(_any_form_pattern(capitalized_forms))
+            capitals.append(_any_form_pattern(forms_in_capitals))
         first_capitalized = [capitalized[0], *written[1:]]
         for word_patterns in (written, first_capitalized, capitalized, capitals):
             alternatives.append(" ".join(word_patterns))

@@ -81,7 +81,8 @@ def shift_alignment(
 
 def check_finite(hypotheses: list[Hypothesis]) -> None:
     """Raise a `ModelError` if a sentence has no hypotheses, or log-probabilities are not finite."""
-    if not hypotheses or not all(math.isfinite(h.log_prob) for h in hypotheses):
+    log_probs = [hypothesis.log_prob for hypothesis in hypotheses]
+    if not log_probs or not all(map(math.isfinite, log_probs)):
         raise ModelError(
             "the model gives no probabilities (NaN, or none for any token); use another checkpoint"
         )

@@ -69,7 +69,8 @@ class PairAttention:
 
     def _repr_html_(self) -> str:
         """Return a map of the last layer's cross-attention, the mean of its heads."""
-        return heat_map(self.predicted, self.src, self.cross[-1].mean(dim=0).tolist())
+        mean_weights = self.cross[-1].mean(dim=0)  # (T, S), the mean over heads
+        return heat_map(self.predicted, self.src, mean_weights.tolist())
 
     def attention_map(self, kind: str) -> AttentionMap:
         """Return the weights and pieces of one of `KINDS`."""
@@ -203,13 +204,11 @@ def pair_attention(backend: Backend, tokenizers: Tokenizers, src: Ids, tgt: Ids)
             attention_out[module] = None
 
     lengths = torch.tensor([len(src_ids)], device=device)  # (1,)
-    model(
-        torch.tensor([src_ids], device=device),
-        padding_mask(lengths, len(src_ids)),
-        torch.tensor([tgt_ids], device=device),
-        causal_mask(len(tgt_ids), device),
-        attention_out,
-    )
+    src_mask = padding_mask(lengths, len(src_ids))
+    tgt_mask = causal_mask(len(tgt_ids), device)
+    src_batch = torch.tensor([src_ids], device=device)  # (1, S)
+    tgt_batch = torch.tensor([tgt_ids], device=device)  # (1, T)
+    model(src_batch, src_mask, tgt_batch, tgt_mask, attention_out)
 
     def stack(kind: str) -> Tensor:
         """Return the weights of all layers for one of `KINDS`, (L, H, rows, columns)."""

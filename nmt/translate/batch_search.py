@@ -121,7 +121,7 @@ class BatchSearch:
         Later segments of lines, which have the indices `continuations`, get one translation each.
         """
         results: list[SearchResult] = [[] for _ in segments]
-        first_segments = sorted(set(range(len(segments))).difference(continuations))
+        first_segments = [i for i, segment in enumerate(segments) if not segment.is_continuation]
         first_results = self.translate([segments[i] for i in first_segments])
         for i, result in zip(first_segments, first_results, strict=True):
             results[i] = result
@@ -143,7 +143,8 @@ class BatchSearch:
         batches: list[list[int]] = [[]]
         for i in by_length:
             # segment i is the longest one so far, so the batch would be padded to its length
-            num_batch_tokens = (len(batches[-1]) + 1) * segments[i].num_tokens
+            num_segments = len(batches[-1]) + 1
+            num_batch_tokens = num_segments * segments[i].num_tokens
             if num_batch_tokens > max_batch_tokens:
                 batches.append([])
             batches[-1].append(i)

@@ -46,7 +46,9 @@ def replace_loops(
     results = list(hypotheses)
     for i, second in zip(indices, second_hypotheses, strict=True):
         source = request.sources[i]
-        if _rank(source, second[0]) > _rank(source, hypotheses[i][0]):
+        first_rank = _rank(source, hypotheses[i][0])
+        second_rank = _rank(source, second[0])
+        if second_rank > first_rank:
             results[i] = [replace(hypothesis, searched_again=True) for hypothesis in second]
     return results
 
@@ -71,7 +73,8 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
     often than the source does.
     """
     # Two quick tests: a loop has more than `max_repeats` occurrences of each of its tokens.
-    if len(target) - len(set(target)) < max_repeats:
+    num_repeated_tokens = len(target) - len(set(target))
+    if num_repeated_tokens < max_repeats:
         return False
     if max(Counter(target).values(), default=0) <= max_repeats:
         return False

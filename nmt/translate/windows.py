@@ -337,7 +337,8 @@ class _SourceEncoder:
         merged: list[range] = []
         for span in sorted(spans, key=lambda span: span.start):
             if merged and span.start < merged[-1].stop:
-                merged[-1] = range(merged[-1].start, max(merged[-1].stop, span.stop))
+                previous = merged[-1]
+                merged[-1] = range(previous.start, max(previous.stop, span.stop))
             else:
                 merged.append(span)
         return merged

@@ -111,11 +111,12 @@ class CTranslate2Backend:
         target_prefix = None
         if any(request.prefixes):
             target_prefix = _to_pieces(request.prefixes, self._tgt_pieces)
+        max_length = min(max(request.length_limits()), self._max_positions - 1)
         results = self._engine.translate_batch(
             source,
             target_prefix,
             max_input_length=0,  # no limit: `_check_lengths` raises an error instead
-            max_decoding_length=min(max(request.length_limits()), self._max_positions - 1),
+            max_decoding_length=max_length,
             min_decoding_length=config.min_length,
             no_repeat_ngram_size=config.no_repeat_ngram,
             repetition_penalty=config.repetition_penalty,
