@@ -54,18 +54,20 @@ def measure_activations(
     """
     pairs = open_training_pairs("calibration_data", data_dir, info.tokenizer_sha256)
     model = _build_model(info, weights)
-    largest: dict[str, list[float]] = defaultdict(list)  # a value per pair, keyed by name
+    largest_activations: dict[str, list[float]] = defaultdict(
+        list
+    )  # a value per pair, keyed by name
     for matrix_input in _find_inputs(model):
-        hook = _record_largest(matrix_input, largest)
+        hook = _record_largest(matrix_input, largest_activations)
         matrix_input.module.register_forward_pre_hook(hook)
     for src_ids, tgt_ids in itertools.islice(shuffle_pairs(pairs), _NUM_PAIRS):
         src, src_lengths = pad_source([src_ids], tokenizers)  # (1, S)
         tgt = pad([tgt_ids], pad_id=tokenizers.tgt.pad_id, bos=tokenizers.tgt.bos_id)  # (1, T)
         src_mask = padding_mask(src_lengths, src.size(1))
         hidden = model(src, src_mask, tgt, causal_mask(tgt.size(1)))  # (1, T, D)
-        largest[OUTPUT].append(hidden.abs().max().item())
+        largest_activations[OUTPUT].append(hidden.abs().max().item())
     limits = {}
-    for name, values in largest.items():
+    for name, values in largest_activations.items():
         limits[name] = float(np.mean(values) + _NUM_DEVIATIONS * np.std(values))
     return limits
 
@@ -79,14 +81,14 @@ def _build_model(info: ModelInfo, weights: dict[str, Tensor]) -> Transformer:
 
 
 def _record_largest(
-    matrix_input: MatrixInput, largest: dict[str, list[float]]
+    matrix_input: MatrixInput, largest_activations: dict[str, list[float]]
 ) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    """Return a hook that appends the largest absolute activation of each call to `largest`."""
+    """Return a hook that adds the largest absolute activation of each call for all matrices."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         value = arguments[matrix_input.argument].abs().max().item()
         for name in matrix_input.matrices:
-            largest[name].append(value)
+            largest_activations[name].append(value)
 
     return hook
 

@@ -108,7 +108,7 @@ def rename_weights(
     Without tables, transformers would compute Marian's encoding, with positions counted from 0.
     """
     model_config = info.model
-    permutation = torch.arange(model_config.d_model)  # (D,), leaves the order as it is
+    permutation = torch.arange(model_config.d_model)  # (D,), keeps the order
     if model_config.positions is Positions.sinusoidal:
         # moves all sines before all cosines
         permutation = torch.cat([permutation[0::2], permutation[1::2]])

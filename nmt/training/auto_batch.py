@@ -90,18 +90,18 @@ def search_max_tokens(
     fitting_peak = measure(minimum)
     if fitting_peak is None or fitting_peak > limit_bytes:
         return None
-    fitting = minimum  # the largest size that fits so far
+    largest_fitting = minimum  # the largest size that was measured and fits
     upper_bound = maximum  # after a failed trial, one less than its size
     bytes_per_token = 0.0  # additional memory of a token, between the last two peaks
     ran_out_of_memory = False
-    while fitting < upper_bound:
-        candidate = min(2 * fitting, upper_bound)
+    while largest_fitting < upper_bound:
+        candidate = min(2 * largest_fitting, upper_bound)
         if upper_bound < maximum:  # a trial has failed: bisect
-            candidate = (fitting + upper_bound + 1) // 2
+            candidate = (largest_fitting + upper_bound + 1) // 2
         if bytes_per_token > 0:
             num_more_tokens = int((limit_bytes - fitting_peak) / bytes_per_token)
-            candidate = min(candidate, fitting + num_more_tokens)
-        smallest_useful = min(_MIN_GAIN * fitting, maximum)
+            candidate = min(candidate, largest_fitting + num_more_tokens)
+        smallest_useful = min(_MIN_GAIN * largest_fitting, maximum)
         if candidate < smallest_useful:
             break
         peak_bytes = measure(candidate)
@@ -110,9 +110,9 @@ def search_max_tokens(
             if peak_bytes is None:
                 ran_out_of_memory = True
             continue
-        bytes_per_token = (peak_bytes - fitting_peak) / (candidate - fitting)
-        fitting = candidate
+        bytes_per_token = (peak_bytes - fitting_peak) / (candidate - largest_fitting)
+        largest_fitting = candidate
         fitting_peak = peak_bytes
     if ran_out_of_memory:
-        return max(int(SAFE_SHARE * fitting), minimum)
-    return fitting
+        return max(int(SAFE_SHARE * largest_fitting), minimum)
+    return largest_fitting

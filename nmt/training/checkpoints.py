@@ -255,8 +255,8 @@ class Saver:
         fallback = "there is no older checkpoint"
         if checkpoints:
             fallback = f"{checkpoints[-1].name} is the newest"
-        target = "links" if update is None else f"checkpoint of update {update}"
-        return f"{target} in {self.run_dir} not written: {reason}; {fallback}"
+        missing_output = "links" if update is None else f"checkpoint of update {update}"
+        return f"{missing_output} in {self.run_dir} not written: {reason}; {fallback}"
 
     def _remove_old(self, best_updates: list[int]) -> None:
         """Remove all checkpoints except for `best_updates` and the newest intact ones."""

@@ -140,18 +140,18 @@ def _describe_memory(learner: Learner, peak_bytes: int) -> str:
     For example: "3.21 GB of tensors, of 80.00 GB, on each device, at the peak; weights, gradients
     and moments are 1.05 GB; sharding=full is not needed". The moments are the optimizer's state.
     """
-    scope = "the process" if learner.device.type == "cpu" else "tensors"
+    memory_owner = "the process" if learner.device.type == "cpu" else "tensors"
     memory_bytes = device_memory_bytes(learner.device)
     if memory_bytes:
-        scope += f", of {memory_bytes / 1e9:.2f} GB,"
+        memory_owner += f", of {memory_bytes / 1e9:.2f} GB,"
     sharding_note = "; sharding=full is not needed"
     if learner.sharded is not None:
         sharding_note = f", 1/{learner.world.size} of them by sharding=full"
     elif learner.world.size > 1:
         sharding_note += f", and leaves 1/{learner.world.size} of that"
     return (
-        f"{peak_bytes / 1e9:.2f} GB of {scope} on each device, at the peak; weights, gradients and "
-        f"moments are {learner.state_bytes() / 1e9:.2f} GB{sharding_note}"
+        f"{peak_bytes / 1e9:.2f} GB of {memory_owner} on each device, at the peak; weights, "
+        f"gradients and moments are {learner.state_bytes() / 1e9:.2f} GB{sharding_note}"
     )
 
 
@@ -164,7 +164,7 @@ def measure_updates(
 
     `first_plan` runs first, to estimate the time of a whole update. If a whole update would take
     more than `MEASURING_SECONDS`, `first_plan` runs once more, and the second run is measured. If
-    the first run alone has taken more than `MEASURING_SECONDS`, it is the measurement.
+    the first run has already taken more than `MEASURING_SECONDS`, it is the measurement.
 
     Args:
         run_update: runs an update, waits for the device, and returns the operations of all ranks.

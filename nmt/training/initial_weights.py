@@ -228,10 +228,10 @@ def _compute_new_rows(
     """
     ids_without_text = {*old.control_ids, *old.unused_ids}
     text_ids = [i for i in range(old.vocab_size) if i not in ids_without_text]
-    mean = old_rows[text_ids].double().mean(dim=0)
-    language_mean = mean
+    mean_row = old_rows[text_ids].double().mean(dim=0)
+    mean_language_row = mean_row
     if old.language_ids:
-        language_mean = old_rows[list(old.language_ids.values())].double().mean(dim=0)
+        mean_language_row = old_rows[list(old.language_ids.values())].double().mean(dim=0)
     rows = []
     num_old = len(old_rows)
     for piece in new.all_pieces()[num_old:]:
@@ -239,9 +239,9 @@ def _compute_new_rows(
         if old_ids:
             rows.append(old_rows[old_ids].double().mean(dim=0))
         elif piece in new.language_ids:
-            rows.append(language_mean)
+            rows.append(mean_language_row)
         else:
-            rows.append(mean)
+            rows.append(mean_row)
     if not rows:
         return old_rows[:0]
     return torch.stack(rows)

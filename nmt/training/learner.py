@@ -321,8 +321,8 @@ class Learner:
         row_groups = self.batch_maker.split_rows(rows)  # the rows of each micro-batch
         if only_largest:
             costs = [batch_cost(self.batch_maker.lengths[group]) for group in row_groups]
-            largest = costs.index(max(costs))
-            row_groups = [row_groups[largest]]
+            largest_index = costs.index(max(costs))
+            row_groups = [row_groups[largest_index]]
         for group in row_groups:
             with self._no_sync():
                 loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(group))

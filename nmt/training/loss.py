@@ -238,7 +238,7 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 
 @contextmanager
 def cut_embeddings(model: FastTransformer, uncut_ids: Sequence[int]) -> Iterator[None]:
-    """Set the embeddings of random tokens to 0 during the block, but never those of `uncut_ids`."""
+    """Set the embeddings of random tokens to 0 during the block, except for `uncut_ids`."""
 
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         ids = inputs[0]

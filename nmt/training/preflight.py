@@ -240,11 +240,11 @@ def _search_max_tokens(
             return None
         too_large = candidate
         candidate = max(candidate // 2, minimum)
-    fitting = candidate
+    largest_fitting = candidate
     for _ in range(_NUM_BISECTIONS):
-        middle = (fitting + too_large) // 2
+        middle = (largest_fitting + too_large) // 2
         if batches_fit(middle):
-            fitting = middle
+            largest_fitting = middle
         else:
             too_large = middle
-    return max(int(fitting * SAFE_SHARE), minimum)
+    return max(int(largest_fitting * SAFE_SHARE), minimum)

@@ -108,17 +108,17 @@ def vector_table(
     numbers = vectors[:, :NUM_WRITTEN]
     num_columns = numbers.size(1)
     largest_number = numbers.abs().max()
-    largest = largest_number.expand(num_columns)
+    largest_by_column = largest_number.expand(num_columns)
     columns = [str(dimension) for dimension in range(num_columns)]
-    return _make_table(title, numbers, row_names, columns, largest, marked_row)
+    return _make_table(title, numbers, row_names, columns, largest_by_column, marked_row)
 
 
 def number_table(
     title: str, numbers: Tensor, row_names: list[str], columns: list[str]
 ) -> NumberTable:
     """Return a table of `numbers`. The strongest color is for the largest number of a column."""
-    largest = numbers.abs().amax(dim=0)
-    return _make_table(title, numbers, row_names, columns, largest, -1)
+    largest_by_column = numbers.abs().amax(dim=0)
+    return _make_table(title, numbers, row_names, columns, largest_by_column, -1)
 
 
 def _make_table(
@@ -126,14 +126,14 @@ def _make_table(
     numbers: Tensor,
     row_names: list[str],
     columns: list[str],
-    largest: Tensor,
+    largest_by_column: Tensor,
     marked_row: int,
 ) -> NumberTable:
     """Return a table of `numbers`.
 
-    `largest` has the absolute value that gets the strongest color, for each column.
+    `largest_by_column` has the absolute value that gets the strongest color, for each column.
     """
-    colors = numbers / largest.clamp(min=1e-12) * _MAX_COLOR_PERCENT
+    colors = numbers / largest_by_column.clamp(min=1e-12) * _MAX_COLOR_PERCENT
     percents = colors.round().int().tolist()
     rows = []
     for name, row, row_percents in zip(row_names, numbers.tolist(), percents, strict=True):

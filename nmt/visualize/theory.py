@@ -154,7 +154,9 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     confidences = np.linspace(0.01, 0.999, 200)
     smoothings = sorted({0.0, smoothing, 0.4})  # two values if `smoothing` is 0.0 or 0.4
     for i, value in enumerate(smoothings):
-        losses = np.array([smoothed_loss(value, float(c), _NUM_WORDS) for c in confidences])
+        losses = np.array(
+            [smoothed_loss(value, float(confidence), _NUM_WORDS) for confidence in confidences]
+        )
         [line] = loss_axes.plot(confidences, losses, _LINE_STYLES[i], label=f"smoothing {value:g}")
         if value > 0:  # without smoothing, the loss has no minimum: it falls up to confidence 1
             lowest = losses.argmin()
