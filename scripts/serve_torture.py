@@ -63,7 +63,7 @@ FILES = {
 
 
 @dataclass
-class Target:
+class ServerApi:
     """The server, and the languages of its model."""
 
     port: int
@@ -101,11 +101,11 @@ def main() -> None:
         folder = Path(name)
         shutil.copytree(options.model, folder / "model")
         (folder / "keys").write_text(f"{POLITE_KEY}\n{ATTACKER_KEY}\n")
-        target = Target(free_port(), options.source, options.target)
-        server, log = start_server(folder, target, options.settings)
+        api = ServerApi(free_port(), options.source, options.target)
+        server, log = start_server(folder, api, options.settings)
         try:
-            problems = attack(server, target, options.minutes * 60)
-            problems += reload_models(server, target, folder / "model", options.reloads)
+            problems = attack(server, api, options.minutes * 60)
+            problems += reload_models(server, api, folder / "model", options.reloads)
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(90)
@@ -117,14 +117,14 @@ def main() -> None:
     sys.exit(1 if problems else 0)
 
 
-def start_server(folder: Path, target: Target, settings: list[str]) -> tuple[psutil.Process, Path]:
+def start_server(folder: Path, api: ServerApi, settings: list[str]) -> tuple[psutil.Process, Path]:
     """Start a server with a limit of open files; return it and its log."""
     log = folder / "log"
-    command = [str(BIN / "nmt-serve"), f"model_dir={folder / 'model'}", f"port={target.port}"]
+    command = [str(BIN / "nmt-serve"), f"model_dir={folder / 'model'}", f"port={api.port}"]
     command += [f"api_keys={folder / 'keys'}", "access_log=false", *settings]
     with open(log, "w") as stream:
         process = subprocess.Popen(command, stderr=stream, preexec_fn=limit_files)
-    while not is_answering(f"http://127.0.0.1:{target.port}/health"):
+    while not is_answering(f"http://127.0.0.1:{api.port}/health"):
         if process.poll() is not None:
             sys.exit(log.read_text())
         time.sleep(0.3)
@@ -142,8 +142,8 @@ def limit_files() -> None:
 class PoliteClient:
     """Translates one sentence after the other, and records how long each takes."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, api: ServerApi) -> None:
+        self._api = api
         self.seconds: list[float] = []
         self.failures: list[str] = []
 
@@ -151,7 +151,7 @@ class PoliteClient:
         """Translate a sentence."""
         start = time.monotonic()
         try:
-            status, body = self._target.translate(SENTENCE, api_key=POLITE_KEY)
+            status, body = self._api.translate(SENTENCE, api_key=POLITE_KEY)
             if status != 200:
                 self.failures.append(f"{status} {body[:200]!r}")
         except (OSError, http.client.HTTPException) as error:
@@ -185,14 +185,14 @@ def memory_bytes(server: psutil.Process) -> float:
 # --- the attacks
 
 
-def attack(server: psutil.Process, target: Target, seconds: float) -> list[str]:
+def attack(server: psutil.Process, api: ServerApi, seconds: float) -> list[str]:
     """Run all attacks for a time; return what went wrong."""
-    client = PoliteClient(target)
-    upload(target, "warm.txt", b"A house.", POLITE_KEY)
+    client = PoliteClient(api)
+    upload(api, "warm.txt", b"A house.", POLITE_KEY)
     client.ask_for(5)
     quiet = client.ask_for(QUIET_SECONDS)
     memory_before = memory_bytes(server)
-    attacker = multiprocessing.get_context("spawn").Process(target=run_attacks, args=(target,))
+    attacker = multiprocessing.get_context("spawn").Process(target=run_attacks, args=(api,))
     attacker.start()
     time.sleep(5)
     cpu_before = cpu_seconds(server, attacker.pid)
@@ -255,53 +255,53 @@ def burn(cpu_per_second: float) -> None:
         time.sleep(max(planned_seconds - elapsed_seconds, 0))
 
 
-def run_attacks(target: Target) -> None:
+def run_attacks(api: ServerApi) -> None:
     """Run each attack in a thread, again and again, until this process is killed."""
     os.nice(19)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     attacks = [hold_connections, pipeline, upload_files, send_tags, send_large, try_keys]
     for function in attacks:
-        threading.Thread(target=repeat, args=(function, target)).start()
+        threading.Thread(target=repeat, args=(function, api)).start()
 
 
-def repeat(function: Callable[[Target], None], target: Target) -> None:
+def repeat(function: Callable[[ServerApi], None], api: ServerApi) -> None:
     """Call a function again and again, whatever the server does to its connection."""
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            function(target)
+            function(api)
         time.sleep(0.2)
 
 
-def hold_connections(target: Target) -> None:
+def hold_connections(api: ServerApi) -> None:
     """Keep connections open on which nothing is sent."""
     connections = []
     for _ in range(NUM_IDLE):
-        connections.append(socket.create_connection(("127.0.0.1", target.port)))
+        connections.append(socket.create_connection(("127.0.0.1", api.port)))
         time.sleep(0.002)
     time.sleep(5)
     for connection in connections:
         connection.close()
 
 
-def pipeline(target: Target) -> None:
+def pipeline(api: ServerApi) -> None:
     """Send requests without reading their responses."""
-    with socket.create_connection(("127.0.0.1", target.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=20) as connection:
         for _ in range(2000):
             connection.sendall(b"GET /spec HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
             time.sleep(0.01)
 
 
-def upload_files(target: Target) -> None:
+def upload_files(api: ServerApi) -> None:
     """Upload files that take long to read."""
     for name, content in FILES.items():
         with contextlib.suppress(OSError, http.client.HTTPException):
-            upload(target, name, content, ATTACKER_KEY)
+            upload(api, name, content, ATTACKER_KEY)
 
 
-def upload(target: Target, name: str, content: bytes, key: str) -> int:
+def upload(api: ServerApi, name: str, content: bytes, key: str) -> int:
     """Upload a file to translate; return the status."""
-    params = {"source": target.source, "target": target.target, "api_key": key}
+    params = {"source": api.source, "target": api.target, "api_key": key}
     body = b""
     for field, value in params.items():
         body += f'--x\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode()
@@ -309,37 +309,37 @@ def upload(target: Target, name: str, content: bytes, key: str) -> int:
     body += (
         f"--x\r\nContent-Disposition: {disposition}\r\n\r\n".encode() + content + b"\r\n--x--\r\n"
     )
-    with contextlib.closing(target.connect()) as connection:
+    with contextlib.closing(api.connect()) as connection:
         headers = {"Content-Type": "multipart/form-data; boundary=x"}
         connection.request("POST", "/translate_file", body, headers)
         return connection.getresponse().status
 
 
-def send_tags(target: Target) -> None:
+def send_tags(api: ServerApi) -> None:
     """Send a text of unclosed tags."""
-    target.translate("<a " * 33_000, format="html")
+    api.translate("<a " * 33_000, format="html")
 
 
-def send_large(target: Target) -> None:
+def send_large(api: ServerApi) -> None:
     """Send a body that is too large."""
-    status, _ = target.translate("a" * 17_000_000)
+    status, _ = api.translate("a" * 17_000_000)
     assert status == 413
 
 
-def try_keys(target: Target) -> None:
+def try_keys(api: ServerApi) -> None:
     """Send wrong keys."""
     for number in range(20):
-        target.translate("a", api_key=f"wrong-{number}")
+        api.translate("a", api_key=f"wrong-{number}")
 
 
 # --- reloads
 
 
 def reload_models(
-    server: psutil.Process, target: Target, folder: Path, num_reloads: int
+    server: psutil.Process, api: ServerApi, folder: Path, num_reloads: int
 ) -> list[str]:
     """Load the models again and again under load; return what went wrong."""
-    client = PoliteClient(target)
+    client = PoliteClient(api)
     stop = threading.Event()
 
     def ask() -> None:
@@ -352,12 +352,12 @@ def reload_models(
     counts = []
     config = (folder / "config.json").read_bytes()
     for number in range(num_reloads):
-        num_done = count_reloads(target)
+        num_done = count_reloads(api)
         is_damaged = number % 2 == 1
         content = b"[damaged" if is_damaged else config
         (folder / "config.json").write_bytes(content)
         server.send_signal(signal.SIGHUP)
-        while count_reloads(target) == num_done:
+        while count_reloads(api) == num_done:
             time.sleep(0.05)
         if number % 20 == 19:
             time.sleep(3)  # for the processes of earlier models to end
@@ -377,9 +377,9 @@ def reload_models(
     return problems
 
 
-def count_reloads(target: Target) -> float:
+def count_reloads(api: ServerApi) -> float:
     """Return how many reloads have ended."""
-    with contextlib.closing(target.connect()) as connection:
+    with contextlib.closing(api.connect()) as connection:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("nmt_reloads_total"))

@@ -135,7 +135,8 @@ def with_code(text: str) -> str:
         paragraphs = body.split("\n\n")
         blocks = "\n".join(show_code(section))
         if blocks:
-            prose = "\n\n".join(p for p in paragraphs if not p.startswith(SHOWN)).strip("\n")
+            prose_paragraphs = [text for text in paragraphs if not text.startswith(SHOWN)]
+            prose = "\n\n".join(prose_paragraphs).strip("\n")
             body = (
                 f'\n<div class="tour" markdown>\n<div markdown>\n\n{prose}\n\n</div>\n'
                 f"<div markdown>\n\n{blocks}\n</div>\n</div>\n\n"
