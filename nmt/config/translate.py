@@ -99,7 +99,9 @@ class FileTranslationConfig(SearchOverrides, RerankConfig, LanguagePairConfig):
         "translation back",
     )
     copy_symbols: bool = option(
-        True, "copy lines without words: addresses, emoji and other symbols"
+        True,
+        "copy addresses, emoji and other symbols: lines that consist of them, and emoji and "
+        "addresses at the ends of lines",
     )
     unk_replacement: bool = option(
         False,

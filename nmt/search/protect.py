@@ -22,9 +22,12 @@ _PICTURES = (
 )
 # symbols that only the variation selector \ufe0f makes emoji, such as the trade mark sign
 _SYMBOLS = "©®™‼⁉ℹ↔-↪⌨⏏Ⓜ▪-◾⤴⤵〰〽㊗㊙"
-_EMOJI = rf"(?:[{_PICTURES}]|[{_SYMBOLS}]\ufe0f|[0-9\#*]\ufe0f?\u20e3)"  # last: keycaps
+_EMOJI_SIGN = rf"(?:[{_PICTURES}]|[{_SYMBOLS}]\ufe0f|[0-9\#*]\ufe0f?\u20e3)"  # last: keycaps
 # characters within an emoji: joiner, variation selector, tags of flags
 _EMOJI_PARTS = r"\u200d\ufe0f\U000e0020-\U000e007f"
+EMOJI = rf"{_EMOJI_SIGN}(?:{_EMOJI_SIGN}|[{_EMOJI_PARTS}]){{0,63}}"
+"""The pattern of a group of emoji and other pictures, without spaces."""
+
 _PROTECTED = rf"""
     (?<![^\s("'<\[])(?:[a-z][a-z+.-]{{1,19}}://|www\.)[^\s<>"/{UNSPACED}]+/
       (?:[^\s<>"{UNSPACED}]|[{UNSPACED_LETTERS}])+(?<!{_MARKS})
@@ -43,7 +46,7 @@ _PROTECTED = rf"""
     | (?<!\d)%%
     | (?<!{_W})(?<!%)%[A-Za-z_]{_W}+%?                    # %NAME, %name%
     | (?<!{_W})(?<!\$)\$[A-Za-z_]{_W}*                    # $name
-    | {_EMOJI}(?:{_EMOJI}|[{_EMOJI_PARTS}]){{0,63}}       # emoji
+    | {EMOJI}
     """
 
 

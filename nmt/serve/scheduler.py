@@ -10,7 +10,7 @@ from nmt.serve.encoding import TextEncoder
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.round_runner import RoundRunner
-from nmt.translate.results import LineResult, apply_cases, build_line_results
+from nmt.translate.results import LineResult, build_line_results, restore_lines
 
 _INLINE_SEGMENTS = 32  # the results of larger requests are built outside of the event loop
 
@@ -98,7 +98,7 @@ class Scheduler:
             n_best=options.line_options.n_best,
             alignment=options.search.alignment,
         )
-        results = apply_cases(results, request.encoded.cases)
+        results = restore_lines(results, request.encoded)
         self._metrics.sentences.inc(len(results))
         self._metrics.failed_sentences.inc(sum(result.error is not None for result in results))
         return [remove_target_tag(result, options.num_forced) for result in results]

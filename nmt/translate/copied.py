@@ -1,10 +1,14 @@
-"""Lines without words, which are copied instead of translated."""
+"""Text without words, which is copied instead of translated: whole lines and ends of lines."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import NamedTuple
 
+from nmt.data.perturb import END_MARKS
 from nmt.data.text import EMAIL, UNSPACED, UNSPACED_LETTERS
+from nmt.search.protect import EMOJI
 
 _ADDRESS_SIGNS = ("://", "www.", "@")  # each address has one of them
 # Chinese letters after a slash belong to the address. Before a slash, Chinese letters belong to it
@@ -14,6 +18,9 @@ _ADDRESS = (
     rf"(?:[^\s/?#{UNSPACED}]|[{UNSPACED_LETTERS}]+(?=[./?#]))*(?:[/?#][^\s、。，！？；]*)?"
     rf"|{EMAIL}"
 )
+_MARKS = tuple("".join(END_MARKS))
+_MAX_END_WORDS = 16  # that are copied at each end of a line
+_MAX_EMOJI_CHARACTERS = 256  # of one word that are copied at the end of a line
 
 
 def has_no_words(line: str) -> bool:
@@ -29,6 +36,83 @@ def _is_address_or_symbols(token: str) -> bool:
     """Return whether a text without spaces is an address, or has neither letters nor digits."""
     if not any(map(str.isalnum, token)):
         return True
+    return _is_address(token)
+
+
+def _is_address(token: str) -> bool:
+    """Return whether a text without spaces is a web or e-mail address."""
     # the pattern is compiled at its first use, which takes 8 ms; most text has no address
     has_sign = any(sign in token for sign in _ADDRESS_SIGNS)
     return has_sign and re.fullmatch(_ADDRESS, token) is not None
+
+
+class CopiedEnds(NamedTuple):
+    """The text at both ends of a line that is copied instead of translated."""
+
+    start: str = ""  # emoji, with the spaces after them
+    end: str = ""  # emoji and addresses, with the spaces before them
+
+    def add_to(self, translation: str, source: str) -> str:
+        """Return the translation of `source`, the rest of the line, with both ends.
+
+        If an address follows, and `source` does not end with a mark such as a full stop, removes
+        the full stop that the model may have added:
+
+            Visit https://example.org    ->    Besuchen Sie https://example.org
+        """
+        has_address = any(sign in self.end for sign in _ADDRESS_SIGNS)
+        if has_address and not source.endswith(_MARKS) and not translation.endswith(".."):
+            translation = translation.removesuffix(".").removesuffix("。")
+        return f"{self.start}{translation}{self.end}"
+
+
+def split_ends(line: str) -> tuple[CopiedEnds, str]:
+    """Return the ends of a line that are copied, and the rest, which is translated.
+
+    Emoji are copied at both ends, web and e-mail addresses only at the end, where the words before
+    them usually form a sentence:
+
+        👉 Read this: https://example.org    ->    ("👉 ", " https://example.org"), "Read this:"
+
+    If the rest would have no letters or digits, the ends are empty.
+    """
+    has_address = any(sign in line for sign in _ADDRESS_SIGNS)
+    if line.isascii() and not has_address:
+        return CopiedEnds(), line
+    leading_emoji, _ = _emoji_patterns()
+    rest_start = 0
+    leading_match = leading_emoji.match(line)
+    if leading_match is not None:
+        rest_start = leading_match.end()
+    rest_end = max(_find_rest_end(line), rest_start)
+    rest = line[rest_start:rest_end]
+    if not any(map(str.isalnum, rest)):
+        return CopiedEnds(), line
+    return CopiedEnds(line[:rest_start], line[rest_end:]), rest
+
+
+def _find_rest_end(line: str) -> int:
+    """Return the index of the spaces before the emoji and addresses at the end of a line."""
+    _, trailing_emoji = _emoji_patterns()
+    end_start = len(line)
+    words = list(re.finditer(r"\S+", line))
+    for word in reversed(words[-_MAX_END_WORDS:]):
+        if _is_address(word.group()):
+            end_start = word.start()
+            continue
+        search_start = max(word.start(), word.end() - _MAX_EMOJI_CHARACTERS)
+        emoji = trailing_emoji.search(line, search_start, word.end())
+        if emoji is None:
+            break
+        end_start = emoji.start()
+        if end_start > word.start():  # the emoji directly follow a word, such as "Great!👍"
+            break
+    return len(line[:end_start].rstrip())
+
+
+@cache
+def _emoji_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return patterns of the emoji at the start of a line, and at the end of a word."""
+    leading_emoji = re.compile(rf"\s*(?:{EMOJI}\s*){{1,{_MAX_END_WORDS}}}")
+    trailing_emoji = re.compile(rf"{EMOJI}\Z")
+    return leading_emoji, trailing_emoji

@@ -50,7 +50,8 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
     `too_long` says what happens to a line of more than `max_source_length` tokens, including tags
     and EOS: split, truncate or error. `recase` converts lines in capitals or in title case to
     ordinary case before translation, and converts their translations back. `copy_symbols` copies
-    lines without words: web and e-mail addresses, emoji, other symbols. `unk_replacement` replaces
+    web and e-mail addresses, emoji and other symbols: lines that consist of them, and emoji and
+    addresses at the ends of lines. `unk_replacement` replaces
     each unknown token of a translation with the source word that it attends to most. `window_lines`
     is the number of lines that are sorted by length and translated together. `context` is the
     number of preceding lines that a model of documents (`data.context`) reads with each line.
@@ -90,7 +91,11 @@ class LineOptions:
     """Whether to convert lines in capitals or in title case to ordinary case before translation,
     and their translations back. Lines with a prefix are translated as they are."""
     copy_symbols: bool = True
-    """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
+    """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols. Without
+    `alignment`, emoji at both ends of a line and addresses at its end are copied too."""
+    alignment: bool = False
+    """Whether the tokens of translations are aligned, see `SearchConfig.alignment`. Copied text has
+    no tokens."""
     protect: bool = False
     """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`. A line is
     not split inside of these."""

@@ -140,7 +140,7 @@ def build_line_results(
     alignment: bool,
     unk_replacement: bool = False,
 ) -> list[LineResult]:
-    """Return the result of each line of a window. `apply_cases` may still change their case.
+    """Return the result of each line of a window, before `restore_lines`.
 
     `search_results` holds the results of all segments of the window in order. With
     `unk_replacement`, their hypotheses must have an alignment.
@@ -186,21 +186,19 @@ def build_line_results(
     return line_results
 
 
-def apply_cases(results: Sequence[LineResult], cases: Sequence[str]) -> list[LineResult]:
-    """Give the translations of each line the case of the line.
-
-    `cases` has the results of `nmt.translate.recasing.find_case` for the source lines: "upper",
-    "title", or "" for a line whose translations do not change.
-    """
-    cased_results = list(results)
-    for i, case in enumerate(cases):
-        if case:
-            translations = [
-                replace(translation, text=apply_case(translation.text, case))
-                for translation in results[i].translations
-            ]
-            cased_results[i] = replace(results[i], translations=translations)
-    return cased_results
+def restore_lines(results: Sequence[LineResult], encoded: EncodedWindow) -> list[LineResult]:
+    """Give the translations of each line the case of the line, and the ends that are copied."""
+    restored_results = list(results)
+    for i, (case, ends) in enumerate(zip(encoded.cases, encoded.ends, strict=True)):
+        if not case and not any(ends):
+            continue
+        translations = []
+        for translation in results[i].translations:
+            text = apply_case(translation.text, case) if case else translation.text
+            text = ends.add_to(text, encoded.texts[i])
+            translations.append(replace(translation, text=text))
+        restored_results[i] = replace(results[i], translations=translations)
+    return restored_results
 
 
 def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[str]:

@@ -55,7 +55,7 @@ from nmt.translate.options import (
 )
 from nmt.translate.pair_scores import MAX_SCORE_TOKENS, score_pairs, scored_translation
 from nmt.translate.rerank import Reranker, make_reranker, rank_candidates
-from nmt.translate.results import LineResult, Translation, apply_cases, build_line_results
+from nmt.translate.results import LineResult, Translation, build_line_results, restore_lines
 from nmt.translate.windows import (
     WINDOW_LINES,
     EncodedWindow,
@@ -262,7 +262,7 @@ class Translator:
                     protect=config.protect,
                     tags=options.tags,
                 )
-            yield encoded.window, apply_cases(line_results, encoded.cases)
+            yield encoded.window, restore_lines(line_results, encoded)
 
     def _make_batch_search(
         self, config: SearchConfig, options: LineOptions, num_candidates: int
@@ -290,6 +290,7 @@ class Translator:
         """Return an iterable of encoded windows; a thread encodes up to two windows ahead."""
         options = replace(
             options,
+            alignment=config.alignment,
             protect=config.protect,
             hints=tuple(config.hints),
             required_terms=tuple(config.required_terms),

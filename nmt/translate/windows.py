@@ -30,7 +30,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import Glossary, load_glossary
 from nmt.search.protect import has_only_protected, protected_spans
 from nmt.translate.batch_search import Segment
-from nmt.translate.copied import has_no_words
+from nmt.translate.copied import CopiedEnds, has_no_words, split_ends
 from nmt.translate.long_lines import split_line
 from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
@@ -199,9 +199,11 @@ class EncodedWindow:
     window: Window
     segments: list[list[Segment]]  # one list per line: empty if the line is empty or copied
     num_truncated: list[int]  # number of tokens removed from the end of each line
-    texts: list[str]  # the lines as they are translated: recased, but not split or truncated
+    texts: list[str]
+    """The lines as they are translated: without `ends` and recased, but not split or truncated."""
     cases: list[str]  # the case for the translation of each line, see `find_case`
     copied_texts: list[str]  # for each line, the text to copy instead of a translation, or ""
+    ends: list[CopiedEnds]  # for each line, the text to copy to the ends of its translation
     has_hints: bool = False  # whether `segments` may contain hints of a glossary
 
 
@@ -249,6 +251,7 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
         texts=texts,
         cases=[prepared.case for prepared in prepared_lines],
         copied_texts=copied_texts,
+        ends=[prepared.ends for prepared in prepared_lines],
         has_hints=bool(options.hints),
     )
 
@@ -259,23 +262,30 @@ class _PreparedLine(NamedTuple):
     text: str  # the line to translate, recased
     case: str = ""  # the case for its translation, see `find_case`
     copied_text: str = ""  # the text to copy instead of a translation, or ""
+    ends: CopiedEnds = CopiedEnds()  # the text to copy to the ends of the translation
 
 
 def _prepare_line(
     line: str, prefix: str, options: LineOptions, glossary: Glossary, tokenizer: Tokenizer
 ) -> _PreparedLine:
-    """Recase a line, except terms of the glossary, and decide whether to copy the line."""
+    """Decide what to copy of a line, and recase the rest, except terms of the glossary."""
     tag, text = split_tag(line, options.tags)
     if not text.strip():  # a line with only a tag is empty, too
         return _PreparedLine("")
     if prefix:  # neither recased nor copied, since the translation continues the prefix
         return _PreparedLine(line)
-    is_copy = options.copy_symbols and is_copied(text, protect=options.protect)
+    ends = CopiedEnds()
+    if options.copy_symbols:
+        if is_copied(text, protect=options.protect):
+            return _PreparedLine(line, copied_text=text)
+        if not options.alignment:
+            ends, text = split_ends(text)
     case = find_case(text) if options.recase else ""
     if case:
-        recased = glossary.keep_case(text, to_sentence_case(text, tokenizer))
-        [line] = tag_lines([recased], tag)
-    return _PreparedLine(line, case, text if is_copy else "")
+        text = glossary.keep_case(text, to_sentence_case(text, tokenizer))
+    if case or any(ends):
+        [line] = tag_lines([text], tag)
+    return _PreparedLine(line, case, ends=ends)
 
 
 class _SourceEncoder:

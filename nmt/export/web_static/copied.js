@@ -1,4 +1,4 @@
-// Lines without words, which are copied instead of translated, as in nmt/translate/copied.py.
+// Text without words, which is copied instead of translated, as in nmt/translate/copied.py.
 
 const LETTER_OR_DIGIT = /[\p{L}\p{N}]/u;
 // Scripts whose letters may follow an address without a space, and their punctuation
@@ -13,9 +13,66 @@ const ADDRESS = new RegExp(
   `(?:[^\\s/?#${UNSPACED}]|[${UNSPACED_LETTERS}]+(?=[./?#]))*(?:[/?#][^\\s、。，！？；]*)?` +
   `|(?:${SPACED_CHARACTER}|[.+\\-]){1,256}@(?:${SPACED_CHARACTER}|-){1,256}` +
   `\\.(?:${SPACED_CHARACTER}|[.\\-]){1,256})$`, "u");
+const ADDRESS_SIGNS = /:\/\/|www\.|@/u;
+// Emoji and other pictures, as in nmt/search/protect.py: signs, symbols that \ufe0f makes emoji, keycaps
+const PICTURES =
+  "\\u231a\\u231b\\u23e9-\\u23fa\\u2600-\\u275a\\u2761-\\u2767\\u2795-\\u2797\\u27a1\\u27b0\\u27bf" +
+  "\\u2b05-\\u2b07\\u2b1b-\\u2b2f\\u2b50-\\u2b55\\u{1f000}-\\u{1f7ff}\\u{1f900}-\\u{1faff}";
+const SYMBOLS = "©®™‼⁉ℹ↔-↪⌨⏏Ⓜ▪-◾⤴⤵〰〽㊗㊙";
+const EMOJI_SIGN = `(?:[${PICTURES}]|[${SYMBOLS}]\\ufe0f|[0-9#*]\\ufe0f?\\u20e3)`;
+const EMOJI = `${EMOJI_SIGN}(?:${EMOJI_SIGN}|[\\u200d\\ufe0f\\u{e0020}-\\u{e007f}]){0,63}`;
+const MAX_END_WORDS = 16; // that are copied at each end of a line
+const LEADING_EMOJI = new RegExp(`^\\s*(?:${EMOJI}\\s*){1,${MAX_END_WORDS}}`, "u");
+const TRAILING_EMOJI = new RegExp(`${EMOJI}$`, "u");
+const MAX_EMOJI_CHARACTERS = 256; // of one word that are copied at the end of a line
+const MARK = /[.。．।۔?？؟!！…;；؛:：]$/u;
 
 /** Return whether a line consists of web and e-mail addresses, emoji and other symbols. */
 export function hasNoWords(line) {
   const words = line.match(/\S+/gu) ?? [];
   return words.length > 0 && words.every((word) => !LETTER_OR_DIGIT.test(word) || ADDRESS.test(word));
+}
+
+/**
+ * Divide a line into `start`, `rest` and `end`. Only the rest is translated: emoji are copied at both ends, and web
+ * and e-mail addresses at the end. If the rest would have no letters or digits, both ends are empty.
+ */
+export function splitEnds(line) {
+  const whole = { start: "", rest: line, end: "" };
+  const restStart = line.match(LEADING_EMOJI)?.[0].length ?? 0;
+  const restEnd = Math.max(findRestEnd(line), restStart);
+  const rest = line.slice(restStart, restEnd);
+  if (!LETTER_OR_DIGIT.test(rest)) return whole;
+  return { start: line.slice(0, restStart), rest, end: line.slice(restEnd) };
+}
+
+/** Return the index of the spaces before the emoji and addresses at the end of a line. */
+function findRestEnd(line) {
+  let endStart = line.length;
+  const words = [...line.matchAll(/\S+/gu)].slice(-MAX_END_WORDS).reverse();
+  for (const { 0: word, index } of words) {
+    if (ADDRESS.test(word)) {
+      endStart = index;
+      continue;
+    }
+    // the last characters, as whole code points
+    const characters = Array.from(word).slice(-MAX_EMOJI_CHARACTERS).join("");
+    const emoji = characters.match(TRAILING_EMOJI);
+    if (emoji === null) break;
+    endStart = index + word.length - emoji[0].length;
+    if (endStart > index) break; // the emoji directly follow a word, such as "Great!👍"
+  }
+  return line.slice(0, endStart).trimEnd().length;
+}
+
+/**
+ * Return the translation of `rest` with both ends. If an address follows, and `rest` does not end with a mark, removes
+ * the full stop that the model may have added.
+ */
+export function addEnds(translation, { start, rest, end }) {
+  let text = translation;
+  if (ADDRESS_SIGNS.test(end) && !MARK.test(rest) && !text.endsWith("..")) {
+    text = text.replace(/[.。]$/u, "");
+  }
+  return start + text + end;
 }

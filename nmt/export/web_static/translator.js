@@ -1,5 +1,5 @@
 // Translation of lines and texts with an exported model.
-import { hasNoWords } from "./copied.js";
+import { addEnds, hasNoWords, splitEnds } from "./copied.js";
 import { isSecondBetter, needsSecondSearch, NGRAM_OF_SECOND_SEARCH } from "./loops.js";
 import { applyCase, findCase, toSentenceCase } from "./recasing.js";
 import { search } from "./search.js";
@@ -21,7 +21,7 @@ export class Translator {
   }
 
   /**
-   * Translate a line. Empty lines and lines without words stay as they are.
+   * Translate a line. Empty lines, lines without words, and emoji and addresses at the ends of lines stay as they are.
    * @param {string} line
    * @param {{beamSize: number, direction: number}} options - `direction` is an index of the directions of
    *   the settings.
@@ -33,11 +33,12 @@ export class Translator {
     if (hasNoWords(source)) return { text: source, pairs: [] };
     const { source_tag: tag, target_prefix: prefix } = this.settings.directions[direction];
     const config = { ...this.settings.search, beam_size: beamSize };
-    const textCase = findCase(source);
+    const ends = splitEnds(source);
+    const textCase = findCase(ends.rest);
     const numTagTokens = this.countTagTokens(tag);
     const translations = [];
     const pairs = [];
-    const sentence = textCase ? toSentenceCase(source, this.source) : source;
+    const sentence = textCase ? toSentenceCase(ends.rest, this.source) : ends.rest;
     for (const ids of this.encodeParts(sentence, tag)) {
       const hypothesis = await this.searchWithoutLoops(ids, config, prefix);
       const tokens = hypothesis.tokens.slice(prefix.length);
@@ -45,7 +46,7 @@ export class Translator {
       translations.push(this.target.decode(tokens));
       pairs.push(this.alignedPair(ids.slice(numTagTokens), tokens, alignment));
     }
-    return { text: applyCase(joinParts(translations), textCase), pairs };
+    return { text: addEnds(applyCase(joinParts(translations), textCase), ends), pairs };
   }
 
   /** Return a sentence and its translation with the positions of their tokens, as in the JSON of nmt-serve. */

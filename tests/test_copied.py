@@ -1,0 +1,123 @@
+"""Emoji and addresses at the ends of lines, which are copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from growth import assert_linear_time
+from npm import needs_node, run_script
+from serving import loaded, running
+from translating import write_model
+
+from nmt import Translator
+from nmt.translate.copied import CopiedEnds, split_ends
+
+ENDS = {
+    "A house 👍": ("", " 👍", "A house"),
+    "A house.👍👍  ": ("", "👍👍  ", "A house."),
+    "👉 Read this: https://example.org": ("👉 ", " https://example.org", "Read this:"),
+    "Visit https://example.org/a?b=1.": ("", " https://example.org/a?b=1.", "Visit"),
+    "Write to me@example.org www.example.org 🎉": (
+        "",
+        " me@example.org www.example.org 🎉",
+        "Write to",
+    ),
+    "1️⃣ First 👨‍👩‍👧": ("1️⃣ ", " 👨‍👩‍👧", "First"),
+    "♪ La la ♪": ("♪ ", " ♪", "La la"),
+    "很好👍": ("", "👍", "很好"),
+    "看看 https://例子.cn": ("", " https://例子.cn", "看看"),
+    " \t👍 A house": (" \t👍 ", "", "A house"),
+}
+WITHOUT_ENDS = [
+    "",
+    "A house.",
+    "A small 👍 house",
+    "https://example.org is a page",
+    "Read this (https://example.org)",
+    "© 2020 A house™",
+    "Is it red ?",
+    "👍",
+    "👍 https://example.org",
+    "@ home",
+]
+
+
+def test_emoji_and_addresses_at_the_ends_of_a_line_are_found() -> None:
+    for line, (start, end, rest) in ENDS.items():
+        assert split_ends(line) == (CopiedEnds(start, end), rest), line
+        assert start + rest + end == line
+    for line in WITHOUT_ENDS:
+        assert split_ends(line) == (CopiedEnds(), line), line
+
+
+def test_a_full_stop_is_removed_only_before_an_address() -> None:
+    address = CopiedEnds("", " www.example.org")
+    assert address.add_to("Besuchen Sie.", "Visit") == "Besuchen Sie www.example.org"
+    assert address.add_to("Ein Haus.", "A house.") == "Ein Haus. www.example.org"
+    assert address.add_to("Und so weiter...", "And so on") == "Und so weiter... www.example.org"
+    assert CopiedEnds("🎉 ", "👍").add_to("Ein Haus.", "A house") == "🎉 Ein Haus.👍"
+
+
+@pytest.mark.parametrize("case", ["👍", "👍 ", "a@b.c ", "a ", "1", "👍a", " "])
+@pytest.mark.parametrize("end", ["", "a", "é"])
+def test_the_ends_of_a_line_are_found_in_linear_time(case: str, end: str) -> None:
+    assert_linear_time(lambda size: split_ends(end + case * size + end), 100_000, (case, end))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("copied") / "model")
+
+
+def test_only_the_rest_of_a_line_is_translated(model: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    [house, tree] = translator.translate(["The small house", "A tree"])
+    lines = ["The small house 👍", "🎉 A tree", "THE SMALL HOUSE www.example.org", "A tree"]
+    expected = [f"{house} 👍", f"🎉 {tree}", f"{house.upper()} www.example.org", tree]
+    assert translator.translate(lines) == expected
+    assert translator.translate(lines, copy_symbols=False)[:2] != expected[:2]
+    # all translations of a line have the ends
+    [n_best] = translator.n_best(lines[:1], beam_size=2)
+    assert [translation.text[-2:] for translation in n_best] == [" 👍", " 👍"]
+    # copied text has no tokens, which an alignment would need
+    [aligned] = translator.n_best(lines[:1], alignment=True)
+    assert len(aligned[0].tokens) == len(aligned[0].alignment or [])
+    assert aligned[0].text == translator.translate(lines[:1], copy_symbols=False)[0]
+    # a prefix is the start of the translation of the whole line
+    assert translator.translate(lines[:1], prefixes=["The"])[0].startswith("The")
+    assert translator.translate(lines[:1], prefixes=[""]) == expected[:1]
+
+
+def test_the_server_copies_the_ends_of_sentences(model: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    [house] = translator.translate(["The small house"])
+    with running(loaded(model)) as server:
+        answer = server.post("/v1/translate", text="The small house 👍", source="en", target="de")
+    assert answer.json["translations"][0]["text"] == f"{house} 👍"
+
+
+@needs_node
+def test_the_web_page_copies_the_same_ends(tmp_path: Path) -> None:
+    script = """
+    import { readFileSync } from "node:fs";
+    import { addEnds, splitEnds } from "./copied.js";
+    const lines = JSON.parse(readFileSync(0));
+    const results = lines.map((line) => {
+      const ends = splitEnds(line);
+      return [ends.start, ends.rest, ends.end, addEnds("Ein Haus.", ends)];
+    });
+    console.log(JSON.stringify(results));
+    """
+    lines = [
+        *ENDS,
+        *WITHOUT_ENDS,
+        "👍" * 300 + " a",
+        "a" + "👍" * 300,
+        "👍 " * 20 + "a" + " 👍" * 20,
+    ]
+    expected = []
+    for line in lines:
+        ends, rest = split_ends(line)
+        expected.append([ends.start, rest, ends.end, ends.add_to("Ein Haus.", rest)])
+    assert run_script(tmp_path, script, lines) == expected
