@@ -170,7 +170,7 @@ class TextAugmenter:
         return "".join(src_segments), "".join(tgt_segments)
 
     def _add_typos(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
-        """Make 1 to `MAX_TYPOS` typos in the source."""
+        """Make at least one and at most `MAX_TYPOS` typos in the source."""
         segments = self.src_codec.split_at_symbols(src)
         i = rng.randrange(0, len(segments), 2)  # an even index, since symbols have odd indices
         segments[i] = perturb.add_typos(segments[i], rng.randint(1, perturb.MAX_TYPOS), rng)

@@ -77,7 +77,7 @@ class HintSampler:
         rngs: Sequence[Random],
         ids: Sequence[tuple[list[int], list[int]] | None] | None = None,
     ) -> list[tuple[str, str]]:
-        """Add 1 to `MAX_TERMS` hints to each source, fewer if the pair has fewer linked words.
+        """Draw up to `MAX_TERMS` terms of each pair, and add hints for them to the source.
 
         The probability of a word is proportional to its length, since long words are more often
         terms. Words with a symbol of the vocabulary, a placeholder or an address get no hints. For
@@ -137,7 +137,7 @@ class HintSampler:
         lengths = [len(src_words[i][0]) for i in first_words]
         phrases: list[_PhrasePair] = []
         for _ in range(rng.randint(1, MAX_TERMS)):
-            [first_word] = rng.choices(first_words, lengths)
+            [first_word] = rng.choices(first_words, weights=lengths)
             num_words = rng.randint(1, _MAX_WORDS)
             phrase = _find_phrase(links, first_word, num_words)
             if phrase is None or any(phrase.overlaps(other) for other in phrases):

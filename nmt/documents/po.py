@@ -153,7 +153,8 @@ def _split_messages(text: str) -> Iterator[_Message]:
                 yield message
                 message = _Message()
             message.texts[keyword] = ""
-            message.spans[keyword] = (len(message.lines), len(message.lines))
+            first_line = len(message.lines)
+            message.spans[keyword] = (first_line, first_line)  # without lines so far
         message.texts[keyword] += _ESCAPE.sub(_unescape, match["text"])
         message.lines.append(line)
         first_line, _ = message.spans[keyword]
