@@ -87,8 +87,8 @@ def average_weights(folders: list[Path]) -> dict[str, Tensor]:
                 )
             sums[name] += tensor.double()
     means = {}
-    for name, total in sums.items():
-        means[name] = (total / len(folders)).to(first_weights[name].dtype)
+    for name, tensor_sum in sums.items():
+        means[name] = (tensor_sum / len(folders)).to(first_weights[name].dtype)
     return means
 
 

@@ -164,8 +164,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     verify_checksums(folder, WEIGHTS)
     weights = load_tensors(path)
     for name, tensor in weights.items():
-        total = tensor.sum(dtype=torch.float64)  # finite only if all numbers are
-        if not torch.isfinite(total):
+        tensor_sum = tensor.sum(dtype=torch.float64)  # finite only if all numbers are
+        if not torch.isfinite(tensor_sum):
             raise ModelError(f"{path}: {name} holds numbers that are not finite; use another model")
         # safetensors maps the file to memory: without a copy, a later change of the file would
         # change the weights, or crash this process

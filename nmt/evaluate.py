@@ -391,12 +391,13 @@ def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, fo
     for name, lines in systems.items():
         if not lines:
             raise DataError(f"{name}: 0 lines, nothing to score; give a file that is not empty")
-        for number, reference_lines in enumerate(references, start=1):
+        for set_number, reference_lines in enumerate(references, start=1):
             # sacreBLEU would ignore surplus lines without a warning
             if len(reference_lines) != len(lines):
                 raise DataError(
-                    f"{name}: {len(lines)} lines, reference set {number}: {len(reference_lines)}; "
-                    "they must match line by line: give the whole translation of the same test set"
+                    f"{name}: {len(lines)} lines, reference set {set_number}: "
+                    f"{len(reference_lines)}; they must match line by line: give the whole "
+                    "translation of the same test set"
                 )
     if not force:
         for name, lines in systems.items():

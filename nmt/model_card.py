@@ -77,8 +77,8 @@ def render_card(
     Args:
         folder: the model folder; it may be a symbolic link.
         info: the settings of the model.
-        body: Markdown that begins with the title. The card puts the metadata before it, and
-            sections about data and training after it.
+        body: Markdown that begins with the title. The card has the metadata before the body, and
+            sections about data and training after the body.
         library: the library that loads the model.
         tags: more tags for the Hugging Face Hub.
     """
@@ -117,7 +117,7 @@ def _iso_639_code(language: str) -> str:
 def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[str, Any]]:
     """Return the entries of `model-index`.
 
-    They are the scores in the file `SCORES`, and for a checkpoint its BLEU in validation.
+    The entries are the scores in the file `SCORES` and, for a checkpoint, its validation BLEU.
     """
     results = []
     path = folder / SCORES
@@ -130,7 +130,7 @@ def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[st
     except (KeyError, TypeError, AttributeError):
         raise ModelError(f"{path}: write it with nmt-evaluate format=json, or remove it") from None
     for record in origin.records:
-        # Checkpoints have names with the number of their update, which averages do not have.
+        # the name of a checkpoint has its number of updates; an average has another name
         checkpoint_name = checkpoint_dir(Path(), record["update"]).name
         is_record_of_model = folder.name == checkpoint_name
         if is_record_of_model and "valid_bleu" in record:

@@ -22,7 +22,7 @@ from nmt.config import ADVICE_FOR_KEY, OUR_KEY, Picture, resolve_path, translate
 from nmt.errors import ConfigError, suggest_names
 
 YAML_SUFFIXES = (".yaml", ".yml")
-# the config groups: folders of YAML files, of which an argument such as model=base chooses one
+# the config groups are folders of YAML files; an argument such as model=base chooses one file
 GROUPS = ("model", "data", "augment", "experiment")
 _SWEEP_FLAGS = ("--multirun", "-m")
 _CONFIG_FLAGS = ("--cfg", "-c")
@@ -258,7 +258,7 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
     """Return advice for a key that is not a setting of a command.
 
-    Keys of other toolkits have their own advice. It is not used if it begins with a key that the
+    Keys of other toolkits have their own advice, which is skipped if it begins with a key that the
     command lacks. For other keys, suggests similar keys. Keys with a name of the user, such as
     mix.NAME, are only suggested for keys of their group.
     """

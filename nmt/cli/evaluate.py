@@ -193,12 +193,14 @@ def _tune(config: EvaluateConfig) -> None:
         lowercase=config.lowercase,
     )
     best_of_search = []
-    choice_of_search = []  # for each line, the index of the best translation among its candidates
+    choice_of_search = []  # for each line, the index of this translation among the candidates
     for n_best in candidates:
         # the translation that is chosen without reranking
-        best = max(n_best, key=lambda translation: (translation.finished, translation.score))
-        best_of_search.append(best)
-        choice_of_search.append(n_best.index(best))
+        best_translation = max(
+            n_best, key=lambda translation: (translation.finished, translation.score)
+        )
+        best_of_search.append(best_translation)
+        choice_of_search.append(n_best.index(best_translation))
     score_of_search = candidate_counts.score(np.array(choice_of_search))
     weights = find_weights(candidates, candidate_counts, min_score=score_of_search)
     systems = {"search": best_of_search, "reranked": choose_by_weights(candidates, weights)}
@@ -217,7 +219,7 @@ def _tune(config: EvaluateConfig) -> None:
 
 
 def _runs_to_compare(config: EvaluateConfig) -> list[Path]:
-    """Return the runs that the folder or pattern `model_dir` contains, or [] if it is a model."""
+    """Return the runs that the folder or pattern `model_dir` names, or [] if it names a model."""
     if config.model_dir is None or len(config.model_dir) > 1:
         return []  # several folders are an ensemble
     runs = find_runs(config.model_dir)

@@ -148,7 +148,7 @@ def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
 def report_error(error: BaseException, program: str) -> int:
     """Print the message of an error in one line; return the exit status.
 
-    Raises an `OSError` again if it neither names a file nor reports a full disk: it is a bug.
+    An `OSError` that neither names a file nor reports a full disk is a bug, and is raised again.
     """
     if isinstance(error, BrokenPipeError):
         # The reader of stdout, such as `head`, has ended. Python flushes stdout at exit, which

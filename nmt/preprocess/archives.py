@@ -59,15 +59,15 @@ def find_text(name: str, suffix: str) -> str:
     archive_name = name.removesuffix(f"/{file_name}")  # as in the settings
     file_names = list_files(archive)
     if file_name:
-        matches = [file for file in file_names if file == file_name]
+        matching_names = [file for file in file_names if file == file_name]
         problem = f"has no file {file_name}"
     elif len(file_names) == 1:
-        matches = file_names
+        matching_names = file_names
     else:
-        matches = [file for file in file_names if _plain_name(file).endswith(f".{suffix}")]
-        problem = f"has {len(matches)} files that end in .{suffix}"
-    if len(matches) == 1:
-        return name if file_name else f"{name}/{matches[0]}"
+        matching_names = [file for file in file_names if _plain_name(file).endswith(f".{suffix}")]
+        problem = f"has {len(matching_names)} files that end in .{suffix}"
+    if len(matching_names) == 1:
+        return name if file_name else f"{name}/{matching_names[0]}"
     if not file_names:
         raise DataError(f"{archive} has no file with text")
     raise DataError(
@@ -106,9 +106,9 @@ def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
     with _archive_errors(archive):
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zip_file:
-                for entry in zip_file.infolist():
-                    if not entry.is_dir():
-                        yield entry.filename, entry.file_size
+                for zip_member in zip_file.infolist():
+                    if not zip_member.is_dir():
+                        yield zip_member.filename, zip_member.file_size
         else:
             with _open_tar(archive) as tar_file:
                 # To find the next member, `tarfile` decompresses the content of this one. So the

@@ -112,8 +112,9 @@ class _Reader:
         """Read a block; add the pairs that end in it to `pairs`."""
         self._call_parser(block, is_final=False)
         self._num_received_bytes += len(block)
-        # The parser stops at a tag or comment that has not ended. From version 2.6, expat reads it
-        # again only when the number of its bytes has doubled. Until then, the index is -1.
+        # The parser stops at a tag or comment that has not ended, and reads it again with the next
+        # block. From version 2.6, expat waits until twice as many of its bytes have arrived. Until
+        # then, the index is -1.
         index = self._parser.CurrentByteIndex
         if index >= 0 and self._num_received_bytes - index > _MAX_MARKUP_BYTES:
             raise DataError(
@@ -143,7 +144,8 @@ class _Reader:
     def _refuse_reference(self, entity: str, is_parameter: bool) -> None:
         """Raise a `DataError` for a reference to an entity that the file does not declare.
 
-        Expat would skip it if the file names a document type (DTD), which may declare it.
+        If the file names a document type (DTD), expat would skip the reference, since the DTD may
+        declare the entity.
         """
         raise DataError(
             f"{self.name} is not valid XML: undefined entity {entity} at line "

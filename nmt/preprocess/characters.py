@@ -1,8 +1,8 @@
 """Counts of the characters of many lines, and comparison of lines by their normal form.
 
 The normal form of a line is its text without case, punctuation and spaces. The signature of a line
-is the sum of the hashes of the characters of its normal form. For speed, Python computes a value
-only for each distinct character of a text, and NumPy looks it up for all characters.
+is the sum of the hashes of the characters of its normal form. For speed, Python computes hashes
+and other values once for each distinct character, and NumPy looks them up for all characters.
 """
 
 # In shapes, N is the number of lines, C the number of characters of all lines with their line ends,

@@ -67,7 +67,7 @@ class Location(NamedTuple):
 
     file: str
     line: int
-    byte: int | None = None  # the invalid byte in the line, if the error is about one
+    byte: int | None = None  # position of an invalid byte in the line, if the line has one
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}"
@@ -90,7 +90,7 @@ class Span:
     index_overall: int  # index among the spans of all corpora
     first_pair: int  # number of the first pair in the corpus, from 0
     num_pairs: int
-    source_index: int  # the span starts in the source with this index in the list of its corpus
+    source_index: int  # the span starts in `sources[source_index]`, see `read_span`
     first_line: int  # number of the first line in that source, from 1
     offsets: tuple[int, ...]  # byte at which that line starts, in each file of that source
 

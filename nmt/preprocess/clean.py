@@ -128,12 +128,12 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
 
 def _raise_for_not_utf8(chunk: CleanChunk, error: LineError) -> None:
     """Raise a `DataError` about a line that is not UTF-8."""
-    fix = "fix the line"
+    advice = "fix the line"
     if error.byte:
-        fix = "convert the file, for example with iconv -f latin1 -t utf-8"
+        advice = "convert the file, for example with iconv -f latin1 -t utf-8"
     # `error.message` names the byte, so the location is only file and line
     location = chunk.raw_chunk.locate(error.row, error.side)
-    raise DataError(f"{location}: {error.message}; {fix}, or set data.invalid=replace or drop")
+    raise DataError(f"{location}: {error.message}; {advice}, or set data.invalid=replace or drop")
 
 
 def _raise_for_malformed(chunk: CleanChunk, error: LineError) -> None:

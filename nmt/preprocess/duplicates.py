@@ -114,8 +114,8 @@ class HashWriter(AbstractContextManager["HashWriter"]):
 
         `rows` (N,) are the numbers of the pairs in the span, in increasing order. `forms` (N, 2)
         are the results of `hash_normal_forms` for source and target, by which `find_duplicates`
-        recognizes held-out sentences. Of equal pairs, it keeps the pair with the highest score in
-        `scores` (N,).
+        recognizes held-out sentences. Of equal pairs, `find_duplicates` keeps the pair with the
+        highest score in `scores` (N,).
         """
         columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
         if forms is not None:
@@ -213,8 +213,8 @@ def read_repeats(folder: Path, task: int, num_rows: int) -> Flags:
 
 def _task_and_number(path: Path) -> tuple[int, int]:
     """Return the task that wrote a file of hashes, and the number of the file in the task."""
-    task, number, _ = path.name.split(".")
-    return int(task), int(number)
+    task, file_number, _ = path.name.split(".")
+    return int(task), int(file_number)
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,8 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     # hashes are spread evenly from 0 to 2^64 - 1, so intervals of equal width have about the same
     # number of pairs
     num_hash_values = 1 << 64
-    for number in range(1, num_intervals + 1):
-        next_interval_start = number * num_hash_values // num_intervals
+    for interval_number in range(1, num_intervals + 1):
+        next_interval_start = interval_number * num_hash_values // num_intervals
         largest_hash = np.uint64(next_interval_start - 1)  # the largest hash in this interval
         slices = []
         for i, path in enumerate(paths):

@@ -78,7 +78,7 @@ class ShardEncoder:
         """
         statistics = Statistics()
         path = self._job.work.data / f"{name}.arrow"
-        kinds = (self._src_encoder.token_kinds, self._tgt_encoder.token_kinds)
+        token_kinds = (self._src_encoder.token_kinds, self._tgt_encoder.token_kinds)
         with (
             replace_file(path) as temporary,
             ShardWriter(
@@ -94,7 +94,7 @@ class ShardEncoder:
                 alignment = None
                 if has_alignment:
                     alignment = self._number_links(chunk, src, tgt)
-                statistics.merge(count_chunk(chunk, (src, tgt), kinds, self._held_out))
+                statistics.merge(count_chunk(chunk, (src, tgt), token_kinds, self._held_out))
                 if hash_writer is not None:
                     hash_writer.add_all_units(hash_all_units(chunk.src, chunk.tgt))
                 writer.add(src, tgt, texts, alignment)

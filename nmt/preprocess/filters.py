@@ -259,8 +259,8 @@ def _is_other_language(texts: Sequence[str], code: str) -> Mask:
     detect = _detector().detect
 
     def is_other_language(text: str) -> bool:
-        best = detect(text[:_MAX_DETECTED_CHARACTERS])[0]
-        if best["lang"] == code or best["score"] < MIN_SCORE:
+        best_answer = detect(text[:_MAX_DETECTED_CHARACTERS])[0]
+        if best_answer["lang"] == code or best_answer["score"] < MIN_SCORE:
             return False
         letters = "".join(filter(str.isalpha, text))
         return len(letters.encode()) >= MIN_LETTER_BYTES

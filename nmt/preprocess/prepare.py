@@ -196,20 +196,20 @@ def _merge_records(
 
 def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
     """Raise a `DataError` if no training pair is kept. Warns if many were dropped."""
-    total = PairCounts()
+    total_counts = PairCounts()
     for statistics in corpora.values():
-        total.merge(statistics.pairs)
-    if total.kept == 0:
-        raise no_pairs_left_error(total)
-    dropped = Counter(total.dropped)
+        total_counts.merge(statistics.pairs)
+    if total_counts.kept == 0:
+        raise no_pairs_left_error(total_counts)
+    dropped = Counter(total_counts.dropped)
     dropped.pop(HELD_OUT, None)  # held-out pairs are dropped on purpose, so they cause no warning
-    if dropped.total() > _MAX_DROPPED_SHARE * total.read:
+    if dropped.total() > _MAX_DROPPED_SHARE * total_counts.read:
         log.warning(
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
-            100 * dropped.total() / total.read,
+            100 * dropped.total() / total_counts.read,
             dropped.most_common(1)[0][0],
-            total.list_reasons(),
+            total_counts.list_reasons(),
         )
-    elif total.kept < total.read:
-        percent = 100 * (1 - total.kept / total.read)
-        log.info("dropped %.1f %% of the training pairs: %s", percent, total.list_reasons())
+    elif total_counts.kept < total_counts.read:
+        percent = 100 * (1 - total_counts.kept / total_counts.read)
+        log.info("dropped %.1f %% of the training pairs: %s", percent, total_counts.list_reasons())

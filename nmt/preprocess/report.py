@@ -155,7 +155,10 @@ def _count_by_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
 
 
 def _count_steep_pairs(statistics: Statistics) -> int:
-    """Estimate how many pairs have one side with `_STEEP_RATIO` times the tokens of the other."""
+    """Estimate how many pairs are steep.
+
+    One side of a steep pair has more than `_STEEP_RATIO` times as many tokens as the other side.
+    """
     src_bins, tgt_bins, counts = _count_by_bins(statistics)
     starts = bin_starts()
     largest_lengths = starts[1:] - 1  # largest number of tokens in each bin
@@ -258,11 +261,11 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
     size = overlap["num_rows"]
     num_pairs = overlap["normalised"]["pairs"]["held_out_rows"]
     if num_pairs:
-        first = overlap["examples"]["normalised pairs"][0]
+        first_example = overlap["examples"]["normalised pairs"][0]
         yield (
             f"{num_pairs:,} of {size:,} {split} pairs ({num_pairs / size:.1%}) are in the training "
             f"text, so scores on {split} will be too high: remove them from the training text "
-            f"(first {first['file']}:{first['line']})."
+            f"(first {first_example['file']}:{first_example['line']})."
         )
     for unit in ("sources", "targets"):
         num_rows = overlap["normalised"][unit]["held_out_rows"]
@@ -290,10 +293,10 @@ def _advise_on_dropped(train: Report) -> Iterator[str]:
 def _advise_on_duplicates(duplicates: Mapping[str, int], num_kept: int) -> Iterator[str]:
     """Advise on repeated training pairs, or else on repeated sources or targets."""
     for unit, (filter_value, min_share) in _DUPLICATE_FILTERS.items():
-        number = duplicates[unit]
-        if number > min_share * num_kept:
+        num_repeats = duplicates[unit]
+        if num_repeats > min_share * num_kept:
             yield (
-                f"{number / num_kept:.0%} of the training {unit} came before: "
+                f"{num_repeats / num_kept:.0%} of the training {unit} came before: "
                 f"filter.duplicates={filter_value} keeps the first of each."
             )
             break  # repeated pairs repeat sources and targets too

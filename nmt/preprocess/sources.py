@@ -197,13 +197,13 @@ def _find_files(
         template = replace(template, format=Format.tsv)
     elif corpus.settings.jsonl is not None:
         template = replace(template, format=Format.jsonl)
-    for number, file_names in enumerate(corpus.file_names()):
+    for source_index, file_names in enumerate(corpus.file_names()):
         paths = []
         for side, file in enumerate(file_names):
             path = resolve_path(file)
             is_in_archive = archives.split_name(file) is not None
             if is_stream(file) or is_compressed(file) or is_in_archive:
-                path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
+                path = spool_prefix.with_name(f"{spool_prefix.name}-{source_index}-{side}")
                 with spool(path) as spool_file:
                     for block in _unpacked_blocks(file, max_stream_bytes):
                         spool_file.write(block)
@@ -220,7 +220,7 @@ def _convert_xml(
     languages = (direction.src_lang, direction.tgt_lang)
     if languages == DEFAULT_LANGUAGES:  # they are not set, so the file states its languages
         languages = ("", "")
-    for number, file_names in enumerate(corpus.file_names()):
+    for source_index, file_names in enumerate(corpus.file_names()):
         file = file_names[0]  # the only one, which holds both sides
         name = _name_for_messages(file)
         pairs = read_pairs(
@@ -230,8 +230,8 @@ def _convert_xml(
             keep_markup=corpus.settings.keep_codes,
         )
         paths = (
-            spool_prefix.with_name(f"{spool_prefix.name}-{number}.src"),
-            spool_prefix.with_name(f"{spool_prefix.name}-{number}.tgt"),
+            spool_prefix.with_name(f"{spool_prefix.name}-{source_index}.src"),
+            spool_prefix.with_name(f"{spool_prefix.name}-{source_index}.tgt"),
         )
         lines = ((f"{src}\n".encode(), f"{tgt}\n".encode()) for src, tgt in pairs)
         _spool_blocks(paths, lines)

@@ -76,13 +76,16 @@ def get_bearer_token(request: Request) -> str:
 
 
 def get_client_name(request: Request) -> str:
-    """Return the address or network of the client, by which its requests are limited."""
+    """Return the address or network of the client, to which the limits on requests apply."""
     return client_network(request.client.host if request.client else "unknown")
 
 
 @functools.lru_cache(maxsize=1024)
 def client_network(address: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address, which one client may own."""
+    """Return an IPv4 address unchanged, and the /64 network of an IPv6 address.
+
+    One client may own a whole /64 network.
+    """
     try:
         ip_address = ipaddress.ip_address(address)
     except ValueError:
@@ -145,8 +148,8 @@ class KeyRing:
         client has used before are still accepted: others at its address cannot lock it out.
         """
         # compares with all keys, so that the time does not reveal which one matches
-        matches = [key for key in self._keys if is_same_secret(key.secret, candidate)]
-        key = matches[0] if matches else None
+        matching_keys = [key for key in self._keys if is_same_secret(key.secret, candidate)]
+        key = matching_keys[0] if matching_keys else None
         if key is None or (client, key.name) not in self._used_keys:
             self._attempts.check(client, _MAX_TRIED_KEYS_PER_MINUTE)
         if key is not None:
@@ -251,8 +254,8 @@ class LimitedBody:
         try:
             message = await asyncio.wait_for(self._receive(), remaining_seconds)
         except asyncio.TimeoutError:
-            limit = self._limits.timeout_seconds
-            raise HttpError(408, f"the body took more than {limit:g} s to arrive") from None
+            seconds = self._limits.timeout_seconds
+            raise HttpError(408, f"the body took more than {seconds:g} s to arrive") from None
         self._is_complete = not message.get("more_body", False)
         num_received = len(message.get("body", b""))
         self._num_bytes += num_received

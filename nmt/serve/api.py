@@ -145,8 +145,8 @@ async def translate_file(request: Request) -> Response:
         raise InvalidRequestError("missing file parameter")
     path = PurePath(upload.filename)
     content = await upload.read()
-    work = _translate_file(api_request, path, content, options)
-    translation = await run_unless_disconnected(request, work)
+    coroutine = _translate_file(api_request, path, content, options)
+    translation = await run_unless_disconnected(request, coroutine)
     name = f"{path.stem}_{api_request.params['target']}{path.suffix}"
     key = api_request.service.downloads.add(name, translation)
     return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{quote(key)}"})
@@ -194,8 +194,8 @@ async def _translate_open_file(
     async def next_window() -> list[FileWindow] | None:
         """Return the next window of the file, or None at its end.
 
-        `translate_windows` expects a list of texts. The only one is the window of the file, which
-        already combines several texts.
+        `translate_windows` expects a list of texts. The only element of the list is the window of
+        the file, which already combines several texts.
         """
         file_window = await file.call("next_window")
         return None if file_window is None else [file_window]

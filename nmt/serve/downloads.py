@@ -33,7 +33,7 @@ class Downloads:
         safe_name = re.sub(r"[^\w.()+ -]", "_", Path(name).name)
         safe_name = safe_name[-_MAX_NAME_CHARACTERS:].lstrip(".") or "file"
         secret = secrets.token_urlsafe(_SECRET_BYTES)
-        self.folder.mkdir(mode=0o700, exist_ok=True)  # again, if a cleanup of /tmp has deleted it
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # a cleanup of /tmp may have deleted it
         path = self.folder / secret
         try:
             num_bytes = path.write_bytes(content)

@@ -72,8 +72,8 @@ class FileWindow:
 class OpenFile:
     """A file in its own process. `call` runs methods of a `_FileReader` there.
 
-    A call raises the `NmtError` of the reader. It raises an `HttpError` if it takes more than
-    `timeout_seconds`, and if the process dies.
+    A call raises the `NmtError` that the reader raises. If the call takes more than
+    `timeout_seconds` or the process dies, it raises an `HttpError`.
     """
 
     def __init__(

@@ -31,7 +31,9 @@ _WRITE_SECONDS = 30.0
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
 _CLOSE_ONE_IN = 16
-"""At the maximum number of connections, a new one closes up to 1/16 of them, if they are idle."""
+"""If the maximum number of connections is open, a new connection closes up to 1/16 of the others.
+Only connections that wait for their clients are closed.
+"""
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"
@@ -65,7 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # bytes received since a request ended, or since a part of a body was received
         self._num_head_bytes = 0
         self._num_discarded_bytes = 0
-        # whether the connection, or a request on it, was refused before all of it was read
+        # whether the connection or a request was refused before all data was read
         self._is_refused = False
         self._head_timeout: asyncio.TimerHandle | None = None
         """Set while the connection waits for the head of a request."""
@@ -100,9 +102,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow = _FlowControl(transport, self.pipeline)  # instead of uvicorn's `FlowControl`
         self._start_head_timeout()
         if self._max_connections is not None and len(self.connections) > self._max_connections:
-            self._make_room(self._max_connections)
+            self._close_longest_waiting(self._max_connections)
 
-    def _make_room(self, max_connections: int) -> None:
+    def _close_longest_waiting(self, max_connections: int) -> None:
         """Close the connections that have waited longest for their client.
 
         Closes several at a time, since each call goes through all open connections. If no
@@ -112,17 +114,17 @@ class BoundedProtocol(HttpToolsProtocol):
             "%d connections are open, the maximum: a new one closes idle ones, or gets status 503",
             max_connections,
         )
-        waiting = []
+        waiting_connections = []
         for connection in self.connections:
             assert isinstance(connection, BoundedProtocol)
             if connection is not self and connection.is_waiting_for_client:
-                waiting.append(connection)
-        waiting.sort(key=lambda connection: connection.last_active)
+                waiting_connections.append(connection)
+        waiting_connections.sort(key=lambda connection: connection.last_active)
         num_closed = max(max_connections // _CLOSE_ONE_IN, 1)
-        for connection in waiting[:num_closed]:
+        for connection in waiting_connections[:num_closed]:
             self.connections.discard(connection)  # closed in the next turn of the loop
             connection.transport.abort()
-        if not waiting:
+        if not waiting_connections:
             self._is_refused = True
             self.transport.write(_UNAVAILABLE)
             self.transport.close()
@@ -160,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # so that the application writes no response
             self.cycle.message_event.set()
         # If a response has started, or an earlier request waits for its response, the client would
-        # take a response with status 400 for a part of it.
+        # mistake a response with status 400 for that response.
         is_ambiguous = has_started or bool(self.pipeline)
         if is_ambiguous:
             self.transport.abort()

@@ -161,9 +161,9 @@ class JoiningSearch:
         segments = self._waiting
         self._waiting = []
         self._num_steps_waited = 0
-        first = self._next_number
+        first_number = self._next_number
         self._next_number += len(segments)
-        self._unfinished.update(range(first, self._next_number))
+        self._unfinished.update(range(first_number, self._next_number))
         self._batch_sizes.append(num_searched + len(segments))
         return segments
 
