@@ -142,21 +142,16 @@ def adapt_vocabulary(
         old_tokenizer = _tokenizer_of(name, old_tokenizers)
         new_tokenizer = _tokenizer_of(name, new_tokenizers)
         old_ids, new_ids = _shared_ids(old_tokenizer, new_tokenizer)
-        num_new = len(random_weights[name]) - len(new_ids)  # number of new pieces
-        if is_frozen and num_new:
+        num_new_pieces = len(random_weights[name]) - len(new_ids)
+        if is_frozen and num_new_pieces:
             raise ConfigError(
-                f"freeze=[embeddings]: {num_new} pieces that init_from does not know would stay "
-                "untrained; do not freeze the embeddings"
+                f"freeze=[embeddings]: {num_new_pieces} pieces that init_from does not know would "
+                "stay untrained; do not freeze the embeddings"
             )
         rows = random_weights[name].clone()
         rows[new_ids] = old_rows[old_ids].to(rows)
         if is_extension:
-            segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
-            has_joint_vocabulary = new_tokenizers.src_vocab_size is None
-            if has_joint_vocabulary and new_tokenizers.src is not new_tokenizer:
-                # An imported model may have one joint vocabulary, but two SentencePiece models: one
-                # for the source and one for the target. Add the new pieces of the source's model.
-                segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
+            segmentations = _segment_new_rows(name, old_tokenizers, new_tokenizers)
             new_rows = _compute_new_rows(old_rows, old_tokenizer, new_tokenizer, segmentations)
             rows[len(old_rows) :] = new_rows.to(rows)  # the new pieces follow the old ones
         else:
@@ -165,7 +160,7 @@ def adapt_vocabulary(
                 name,
                 len(new_ids),
                 len(rows),
-                num_new,
+                num_new_pieces,
             )
         _copy_rows(rows, old_rows, init_rows, old_tokenizer, new_tokenizer)
         adapted[name] = rows
@@ -177,6 +172,23 @@ def adapt_vocabulary(
 def _tokenizer_of(name: str, tokenizers: Tokenizers) -> Tokenizer:
     """Return the tokenizer whose ids are the rows of the tensor `name`."""
     return tokenizers.src if name == _SRC_EMBEDDING else tokenizers.tgt
+
+
+def _segment_new_rows(
+    name: str, old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
+) -> dict[str, list[int]]:
+    """Return the ids of the old pieces that each new piece of the tensor `name` joins.
+
+    An imported model may have one joint vocabulary, but two SentencePiece models: one for the
+    source and one for the target. Then the new pieces of both models are segmented.
+    """
+    old_tokenizer = _tokenizer_of(name, old_tokenizers)
+    new_tokenizer = _tokenizer_of(name, new_tokenizers)
+    segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
+    has_joint_vocabulary = new_tokenizers.src_vocab_size is None
+    if has_joint_vocabulary and new_tokenizers.src is not new_tokenizer:
+        segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
+    return segmentations
 
 
 def _log_growth(old_tokenizers: Tokenizers, new_tokenizers: Tokenizers) -> None:

@@ -125,13 +125,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
         # the spaces let a long name, such as a list of settings, break after commas
         name = name.replace(",", ", ")
         group_names.append(textwrap.fill(name, _LINE_CHARACTERS))
-    title = f"{group_names[0]} up to update {newest_update:,}"
-    if len(runs) > 1:
-        title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"
-    if len(groups) < len(runs):
-        title += "; bands: standard deviation over seeds"
-    if len(groups) == 1 and len(runs) > 1:  # a single group has no legend that names it
-        title = f"{group_names[0]}: {title}"
+    title = _figure_title(group_names, num_runs=len(runs), newest_update=newest_update)
     num_legend_columns = 0
     num_legend_lines = 0
     if len(groups) > 1:
@@ -146,6 +140,18 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
         figure.legend(handles, labels, loc="outside lower center", ncols=num_legend_columns)
     figure.suptitle(title)
     return figure
+
+
+def _figure_title(group_names: list[str], *, num_runs: int, newest_update: int) -> str:
+    """Return the title of a figure of `num_runs` runs, which form the groups `group_names`."""
+    if num_runs == 1:
+        return f"{group_names[0]} up to update {newest_update:,}"
+    title = f"{num_runs} runs up to update {newest_update:,}; dashed: validation"
+    if len(group_names) < num_runs:
+        title += "; bands: standard deviation over seeds"
+    if len(group_names) == 1:  # a single group has no legend that names it
+        title = f"{group_names[0]}: {title}"
+    return title
 
 
 def _draw_chart(
