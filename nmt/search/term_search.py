@@ -143,7 +143,7 @@ class SentenceTerms:
         return tokens
 
     def num_term_tokens(self, progress: TermProgress) -> int:
-        """Return the number of term tokens in a hypothesis, by which banks are divided.
+        """Return the number of term tokens in a hypothesis, which determines its bank.
 
         A complete term counts with the length of its longest spelling. Of the partial terms, only
         the longest counts.
@@ -289,7 +289,7 @@ class TermSearch(BeamSearch):
         self._continues_word = ~torch.tensor(ends_previous_word, device=stepper.device)  # (V,)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
-        """Return candidates, which of them are finished, and which may stay in the beam.
+        """Return the best candidates, a mask of finished ones, and a mask of those for the beam.
 
         All are (B, 2K), as in `BeamSearch._choose`. Sentences that miss a term get the candidates
         of `_allocate` instead.

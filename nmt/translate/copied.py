@@ -19,8 +19,8 @@ _ADDRESS = (
     rf"|{EMAIL}"
 )
 _MARKS = tuple("".join(END_MARKS))
-_MAX_END_WORDS = 16  # that are copied at each end of a line
-_MAX_EMOJI_CHARACTERS = 256  # of one word that are copied at the end of a line
+_MAX_END_WORDS = 16  # maximum number of words to copy at each end of a line
+_MAX_EMOJI_CHARACTERS = 256  # maximum length of the emoji at the end of a word
 
 
 def has_no_words(line: str) -> bool:
@@ -53,7 +53,7 @@ class CopiedEnds(NamedTuple):
     end: str = ""  # emoji and addresses, with the spaces before them
 
     def add_to(self, translation: str, source: str) -> str:
-        """Return the translation of `source`, the rest of the line, with both ends.
+        """Return the translation of `source`, the middle of the line, with both ends.
 
         If an address follows, and `source` does not end with a mark such as a full stop, removes
         the full stop that the model may have added:
@@ -61,37 +61,39 @@ class CopiedEnds(NamedTuple):
             Visit https://example.org    ->    Besuchen Sie https://example.org
         """
         has_address = any(sign in self.end for sign in _ADDRESS_SIGNS)
-        if has_address and not source.endswith(_MARKS) and not translation.endswith(".."):
+        source_has_mark = source.endswith(_MARKS)
+        ends_in_ellipsis = translation.endswith("..")
+        if has_address and not source_has_mark and not ends_in_ellipsis:
             translation = translation.removesuffix(".").removesuffix("。")
         return f"{self.start}{translation}{self.end}"
 
 
 def split_ends(line: str) -> tuple[CopiedEnds, str]:
-    """Return the ends of a line that are copied, and the rest, which is translated.
+    """Return the ends of a line that are copied, and the middle, which is translated.
 
     Emoji are copied at both ends, web and e-mail addresses only at the end, where the words before
     them usually form a sentence:
 
         👉 Read this: https://example.org    ->    ("👉 ", " https://example.org"), "Read this:"
 
-    If the rest would have no letters or digits, the ends are empty.
+    If the middle would have no letters or digits, the ends are empty.
     """
     has_address = any(sign in line for sign in _ADDRESS_SIGNS)
     if line.isascii() and not has_address:
         return CopiedEnds(), line
     leading_emoji, _ = _emoji_patterns()
-    rest_start = 0
+    middle_start = 0
     leading_match = leading_emoji.match(line)
     if leading_match is not None:
-        rest_start = leading_match.end()
-    rest_end = max(_find_rest_end(line), rest_start)
-    rest = line[rest_start:rest_end]
-    if not any(map(str.isalnum, rest)):
+        middle_start = leading_match.end()
+    middle_end = max(_find_middle_end(line), middle_start)
+    middle = line[middle_start:middle_end]
+    if not any(map(str.isalnum, middle)):
         return CopiedEnds(), line
-    return CopiedEnds(line[:rest_start], line[rest_end:]), rest
+    return CopiedEnds(line[:middle_start], line[middle_end:]), middle
 
 
-def _find_rest_end(line: str) -> int:
+def _find_middle_end(line: str) -> int:
     """Return the index of the spaces before the emoji and addresses at the end of a line."""
     _, trailing_emoji = _emoji_patterns()
     end_start = len(line)

@@ -268,7 +268,7 @@ class _PreparedLine(NamedTuple):
 def _prepare_line(
     line: str, prefix: str, options: LineOptions, glossary: Glossary, tokenizer: Tokenizer
 ) -> _PreparedLine:
-    """Decide what to copy of a line, and recase the rest, except terms of the glossary."""
+    """Split off the text to copy, and recase the other text, except terms of the glossary."""
     tag, text = split_tag(line, options.tags)
     if not text.strip():  # a line with only a tag is empty, too
         return _PreparedLine("")
