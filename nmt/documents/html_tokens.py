@@ -1,4 +1,4 @@
-"""Cut HTML into texts, inline tags and the boundaries of blocks."""
+"""Cut HTML into texts, inline tags and the boundaries of blocks; find attributes to translate."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ _VOID_ELEMENTS = _split_names(  # these have no end tag
 _OPAQUE_ELEMENTS = _split_names(  # their content is not translated
     "code iframe math noscript object samp script style svg template var"
 )
+_TEXT_ATTRIBUTES = _split_names("alt aria-label placeholder title")  # people read their values
+_NAMED_ELEMENTS = _split_names("link script style")  # their titles are names, such as of themes
+WHITE_SPACE = " \t\r\n\f"
+"""The white space of HTML. Other spaces belong to text, and to names and values of attributes."""
+_QUOTES = "\"'"
+# the name of an attribute, and its value with its quotation marks, if it has any
+_ATTRIBUTE = re.compile(
+    rf"([^{WHITE_SPACE}/>][^{WHITE_SPACE}/>=]*)"
+    rf"(?:[{WHITE_SPACE}]*=[{WHITE_SPACE}]*"
+    rf"""("[^"]*"|'[^']*'|[^{WHITE_SPACE}>"'][^{WHITE_SPACE}>]*))?"""
+)
 _PRE_SPACING = re.compile(r"([\t\r\n\f]+ *| {2,})")  # aligns words and lines in <pre>
 # After each tag without a ">", another pass reads the remaining text. Beyond these limits, the
 # remaining text counts as plain text.
@@ -43,12 +54,22 @@ class TokenKind(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Attribute:
+    """An attribute whose value is translated."""
+
+    name: str  # in lower case
+    start: int  # where the value starts in the source of the tag, with its quotation marks
+    end: int
+
+
+@dataclass(frozen=True)
 class Token:
     """A part of the source. Joining the tokens of a document gives its unchanged source."""
 
     kind: TokenKind
     raw: str
     name: str = ""  # name of the element in lower case
+    attributes: tuple[Attribute, ...] = ()  # those of its start tag to translate
 
 
 def tokenize(text: str) -> Iterator[Token]:
@@ -64,7 +85,7 @@ def tokenize(text: str) -> Iterator[Token]:
         if start.is_preformatted:
             yield from _split_preformatted(raw)
         elif raw:
-            yield Token(start.kind, raw, start.name)
+            yield Token(start.kind, raw, start.name, start.attributes)
 
 
 def _split_preformatted(text: str) -> Iterator[Token]:
@@ -108,6 +129,7 @@ class _TokenStart:
     kind: TokenKind
     name: str = ""
     is_preformatted: bool = False  # text in <pre>
+    attributes: tuple[Attribute, ...] = ()
 
 
 class _TokenParser(HTMLParser):
@@ -164,7 +186,9 @@ class _TokenParser(HTMLParser):
         line_start = self._line_starts[line_number - 1]
         return self._pass_start + line_start + column
 
-    def _start_token(self, kind: TokenKind, name: str = "") -> None:
+    def _start_token(
+        self, kind: TokenKind, name: str = "", attributes: tuple[Attribute, ...] = ()
+    ) -> None:
         """Record that a token starts here, except inside an opaque element.
 
         `kind` is used for text and inline elements. The tags of other elements are boundaries.
@@ -176,7 +200,9 @@ class _TokenParser(HTMLParser):
         elif name in _VOID_ELEMENTS:
             kind = TokenKind.ATOM
         is_preformatted = kind is TokenKind.TEXT and self._pre_depth > 0
-        self.starts.append(_TokenStart(self._current_position(), kind, name, is_preformatted))
+        self.starts.append(
+            _TokenStart(self._current_position(), kind, name, is_preformatted, attributes)
+        )
 
     def handle_data(self, data: str) -> None:
         """See `HTMLParser`."""
@@ -188,9 +214,10 @@ class _TokenParser(HTMLParser):
             if tag == self._opaque_name:
                 self._opaque_depth += 1
             return
-        is_opaque = tag in _OPAQUE_ELEMENTS or _is_untranslated(dict(attrs))
+        attributes = dict(attrs)
+        is_opaque = tag in _OPAQUE_ELEMENTS or _is_untranslated(attributes)
         kind = TokenKind.ATOM if is_opaque else TokenKind.OPENING
-        self._start_token(kind, tag)
+        self._start_token(kind, tag, self._find_attributes(tag, attributes))
         if is_opaque and tag not in _VOID_ELEMENTS:
             self._opaque_name = tag
             self._opaque_depth = 1
@@ -199,7 +226,25 @@ class _TokenParser(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """See `HTMLParser`. The tag ends in "/>"."""
-        self._start_token(TokenKind.ATOM, tag)
+        self._start_token(TokenKind.ATOM, tag, self._find_attributes(tag, dict(attrs)))
+
+    def _find_attributes(
+        self, element: str, attributes: dict[str, str | None]
+    ) -> tuple[Attribute, ...]:
+        """Return the attributes to translate of the start tag that the parser has reached."""
+        names = _choose_attributes(element, attributes)
+        if not names:
+            return ()
+        chosen = []
+        for match in _ATTRIBUTE.finditer(self.get_starttag_text() or ""):
+            name = match[1].lower()
+            if name not in names:
+                continue
+            names.remove(name)  # a second attribute with this name has no effect
+            has_text = (match[2] or "").strip(_QUOTES + WHITE_SPACE) != ""
+            if has_text:
+                chosen.append(Attribute(name, match.start(2), match.end(2)))
+        return tuple(chosen)
 
     def handle_endtag(self, tag: str) -> None:
         """See `HTMLParser`."""
@@ -241,6 +286,19 @@ class _TokenParser(HTMLParser):
     def parse_marked_section(self, i: int, report: bool = True) -> int:
         """Read `<![...>` as a comment, as HTML does. The base class often raises an error."""
         return self.parse_bogus_comment(i)
+
+
+def _choose_attributes(element: str, attributes: dict[str, str | None]) -> set[str]:
+    """Return the names of the attributes of an element to translate."""
+    if not attributes or _is_untranslated(attributes):
+        return set()
+    if element == "meta":
+        metadata_name = (attributes.get("name") or "").strip().lower()
+        return {"content"} if metadata_name == "description" else set()
+    names = set(_TEXT_ATTRIBUTES & attributes.keys())
+    if element in _NAMED_ELEMENTS:
+        names.discard("title")
+    return names
 
 
 def _is_untranslated(attributes: dict[str, str | None]) -> bool:

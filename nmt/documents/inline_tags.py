@@ -21,9 +21,10 @@ from __future__ import annotations
 import html
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
+from types import MappingProxyType
 
 from nmt.documents.texts import find_token_spans
 from nmt.translate.results import LineResult
@@ -284,15 +285,23 @@ class TagPlacer:
         target: its translation.
         words: the words of the translation, in order.
         keeps_elements: whether an element with text stays if the translation has no word for it.
+        translated_tags: start tags with translated attributes, by their source.
     """
 
     def __init__(
-        self, source: str, target: str, words: Sequence[TargetWord], *, keeps_elements: bool = False
+        self,
+        source: str,
+        target: str,
+        words: Sequence[TargetWord],
+        *,
+        keeps_elements: bool = False,
+        translated_tags: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._source = source
         self._target = target
         self._words = words
         self._keeps_elements = keeps_elements
+        self._translated_tags = translated_tags
 
     def place_all(self, root: Element) -> str:
         """Return the translation as HTML. `root` holds the elements of the block."""
@@ -323,7 +332,8 @@ class TagPlacer:
             inner_html = self._place(child, Region(span.start, span.end, start, end))
             if not inner_html and self._has_text(child) and not self._keeps_elements:
                 continue  # the translation has no word for the element
-            html_parts.append(child.opening + inner_html + child.closing)
+            opening = self._translated_tags.get(child.opening, child.opening)
+            html_parts.append(opening + inner_html + child.closing)
             # an element without words may come directly before a word of the translation
             has_no_words = start == end
             is_at_end = end >= region.end

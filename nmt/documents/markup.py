@@ -1,23 +1,24 @@
 """Read HTML as a source text: inline tags stay around the words that they belong to.
 
-The text between two block tags is one block, whatever inline tags and line ends it holds.
+The text between two block tags is one block, whatever inline tags and line ends it holds. Each
+attribute that people read, such as `alt`, is a text of its own.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from nmt.documents.html_tokens import Token, TokenKind, tokenize
+from nmt.documents.html_tokens import WHITE_SPACE, Attribute, Token, TokenKind, tokenize
 from nmt.documents.inline_tags import Element, TagPlacer, TargetWord, align_words, divide_words
 from nmt.documents.texts import PlainText, get_translation_text, parse_plain_text
 from nmt.translate.results import LineResult
 
-_WHITE_SPACE = " \t\r\n\f"  # the white space of HTML, where other spaces are text
-_SPACES = re.compile(f"[{_WHITE_SPACE}]+")
+_SPACES = re.compile(f"[{WHITE_SPACE}]+")
+_QUOTES = {'"': "&quot;", "'": "&#39;"}  # the quotation marks of attributes, and their references
 _MAX_DEPTH = 32  # maximum nesting of elements; the tags of deeper elements are placed without text
 
 
@@ -25,16 +26,16 @@ _MAX_DEPTH = 32  # maximum nesting of elements; the tags of deeper elements are 
 class MarkupText:
     """A document or fragment of HTML or XML. See `SourceText`."""
 
-    contents: list[str | Block]
-    """Blocks of text to translate, and the markup between them, which stays as it is."""
+    contents: list[str | Block | AttributeText]
+    """Texts to translate, and the markup between them, which stays as it is."""
 
     @property
     def sentences(self) -> list[str]:
         """See `SourceText`."""
         sentences: list[str] = []
         for content in self.contents:
-            if isinstance(content, Block):
-                sentences += content.text.sentences
+            if not isinstance(content, str):
+                sentences += content.sentences
         return sentences
 
     @property
@@ -48,12 +49,11 @@ class MarkupText:
         remaining_results = iter(results)
         rendered = []
         for content in self.contents:
-            if isinstance(content, Block):
-                num_sentences = len(content.text.sentences)
-                block_results = list(islice(remaining_results, num_sentences))
-                rendered.append(content.render(block_results, rank, prefix))
-            else:
+            if isinstance(content, str):
                 rendered.append(content)
+            else:
+                content_results = list(islice(remaining_results, len(content.sentences)))
+                rendered.append(content.render(content_results, rank, prefix))
         return "".join(rendered)
 
 
@@ -77,36 +77,75 @@ def parse_tokens(
         preserves_space: whether spaces and line ends count, as in `<pre>`.
         keeps_elements: whether an element stays even if the translation has no word for it.
     """
-    contents: list[str | Block] = []
-    markup: list[str] = []  # sources of the tokens since the previous block
+    contents: list[str | Block | AttributeText] = []
     for is_boundary, group in groupby(source_tokens, key=_is_boundary):
         tokens = list(group)
         text = "".join(token.raw for token in tokens if token.kind is TokenKind.TEXT)
         if is_boundary or not html.unescape(text).strip():  # nothing to translate
-            markup += [token.raw for token in tokens]
+            contents += _parse_markup(tokens, split_sentences=split_sentences)
         else:
-            leading_markup, block_tokens, trailing_markup = _split_ends(tokens)
-            markup.append(leading_markup)
+            start, end = _find_inner_tokens(tokens)
+            contents += _parse_markup(tokens[:start], split_sentences=split_sentences)
             block = _parse_block(
-                block_tokens,
+                tokens[start:end],
                 split_sentences=split_sentences,
                 preserves_space=preserves_space,
                 keeps_elements=keeps_elements,
             )
-            contents += ["".join(markup), block]
-            markup = [trailing_markup]
-    return MarkupText([*contents, "".join(markup)])
+            contents.append(block)
+            contents += _parse_markup(tokens[end:], split_sentences=split_sentences)
+    return MarkupText(_join_strings(contents))
+
+
+def _join_strings(
+    contents: Iterable[str | Block | AttributeText],
+) -> list[str | Block | AttributeText]:
+    """Join the markup between two texts to one string."""
+    joined: list[str | Block | AttributeText] = []
+    markup: list[str] = []
+    for content in contents:
+        if isinstance(content, str):
+            markup.append(content)
+        else:
+            joined += ["".join(markup), content]
+            markup = []
+    return [*joined, "".join(markup)]
+
+
+def _parse_markup(
+    tokens: Iterable[Token], *, split_sentences: bool
+) -> Iterator[str | AttributeText]:
+    """Yield the attributes to translate of tokens without text, and the markup between them."""
+    for token in tokens:
+        position = 0  # in the source of the token
+        for attribute in token.attributes:
+            text = _parse_attribute(token, attribute, split_sentences=split_sentences)
+            yield token.raw[position : attribute.start]
+            yield text
+            position = attribute.end
+        yield token.raw[position:]
+
+
+def _parse_attribute(token: Token, attribute: Attribute, *, split_sentences: bool) -> AttributeText:
+    """Read the value of an attribute."""
+    source = token.raw[attribute.start : attribute.end]
+    value = source[1:-1] if source[0] in _QUOTES else source
+    if attribute.name != "title":  # only in a title, browsers show line ends
+        value = _SPACES.sub(" ", value)
+    value = html.unescape(value)
+    text = parse_plain_text(value, split_sentences=split_sentences)
+    return AttributeText(text, value, source)
 
 
 def _is_boundary(token: Token) -> bool:
     return token.kind is TokenKind.BOUNDARY
 
 
-def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
-    """Divide the tokens of a block into markup at its start, the middle, and markup at its end.
+def _find_inner_tokens(tokens: Sequence[Token]) -> tuple[int, int]:
+    """Return the index of the first token of a block, and the index after its last token.
 
-    Markup at an end is an element without text, or a tag of an element that contains all the text.
-    It is not translated.
+    The tokens before and after are markup at the ends of the block: elements without text, and tags
+    of elements that contain all the text.
     """
     start = 0
     end = len(tokens)
@@ -121,9 +160,7 @@ def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
             end -= 1
         else:
             break
-    leading = "".join(token.raw for token in tokens[:start])
-    trailing = "".join(token.raw for token in tokens[end:])
-    return leading, tokens[start:end], trailing
+    return start, end
 
 
 def _match_tags(tokens: Sequence[Token]) -> dict[int, int]:
@@ -142,6 +179,29 @@ def _match_tags(tokens: Sequence[Token]) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
+class AttributeText:
+    """The value of an attribute. See `SourceText`."""
+
+    text: PlainText
+    value: str
+    source: str  # the value as in the tag, with its quotation marks, if it has any
+
+    @property
+    def sentences(self) -> list[str]:
+        """See `SourceText`."""
+        return self.text.sentences
+
+    def render(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
+        """Return the translation in quotation marks, or the source if it is its translation."""
+        translation = self.text.render(results, rank)
+        if translation == self.value:
+            return self.source
+        quote = self.source[0] if self.source[0] in _QUOTES else '"'
+        escaped = html.escape(translation, quote=False).replace(quote, _QUOTES[quote])
+        return quote + escaped + quote
+
+
+@dataclass(frozen=True)
 class Block:
     """Text between two block tags, and the inline elements in it."""
 
@@ -151,16 +211,38 @@ class Block:
     leading_space: str  # white space of the source that `characters` lacks
     trailing_space: str
     keeps_elements: bool
+    tags: dict[str, MarkupText]  # tags with attributes to translate, by their source
+
+    @property
+    def sentences(self) -> list[str]:
+        """See `SourceText`. The sentences of attributes follow those of the text."""
+        sentences = list(self.text.sentences)
+        for tag in self.tags.values():
+            sentences += tag.sentences
+        return sentences
 
     def render(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
         """Return the translation as HTML."""
+        num_sentences = len(self.text.sentences)
+        attribute_results = iter(results[num_sentences:])
+        results = results[:num_sentences]
+        translated_tags = {}
+        for source, tag in self.tags.items():
+            tag_results = list(islice(attribute_results, len(tag.sentences)))
+            translated_tags[source] = tag.render(tag_results, rank, prefix)
         if self.root.children:
-            rendered = self._place_tags(results, rank, prefix)
+            rendered = self._place_tags(results, rank, prefix, translated_tags)
         else:
             rendered = html.escape(self.text.render(results, rank), quote=False)
         return self.leading_space + rendered + self.trailing_space
 
-    def _place_tags(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
+    def _place_tags(
+        self,
+        results: Sequence[LineResult],
+        rank: int,
+        prefix: str,
+        translated_tags: dict[str, str],
+    ) -> str:
         """Return the translation with the inline elements around the words that belong to them."""
         translations = [get_translation_text(result, rank) for result in results]
         gaps = self.text.target_gaps(translations)
@@ -183,7 +265,13 @@ class Block:
             source_start += len(sentence)
         target += gaps[-1]
         words = divide_words(words, self.root, self.characters, target)
-        placer = TagPlacer(self.characters, target, words, keeps_elements=self.keeps_elements)
+        placer = TagPlacer(
+            self.characters,
+            target,
+            words,
+            keeps_elements=self.keeps_elements,
+            translated_tags=translated_tags,
+        )
         return placer.place_all(self.root)
 
 
@@ -200,14 +288,19 @@ def _parse_block(
     if not preserves_space:
         if tokens[0].kind is TokenKind.TEXT:
             first_text = tokens[0].raw
-            text_without_space = first_text.lstrip(_WHITE_SPACE)
+            text_without_space = first_text.lstrip(WHITE_SPACE)
             leading_space = first_text.removesuffix(text_without_space)
         if tokens[-1].kind is TokenKind.TEXT:
             last_text = tokens[-1].raw
-            text_without_space = last_text.rstrip(_WHITE_SPACE)
+            text_without_space = last_text.rstrip(WHITE_SPACE)
             trailing_space = last_text.removeprefix(text_without_space)
     if trailing_space:
         characters = characters.rstrip(" ")
+    tags = {}
+    for token in tokens:
+        if token.attributes:
+            markup = _parse_markup([token], split_sentences=split_sentences)
+            tags[token.raw] = MarkupText(list(markup))
     return Block(
         text=parse_plain_text(characters, split_sentences=split_sentences),
         characters=characters,
@@ -215,6 +308,7 @@ def _parse_block(
         leading_space=leading_space,
         trailing_space=trailing_space,
         keeps_elements=keeps_elements,
+        tags=tags,
     )
 
 
