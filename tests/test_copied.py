@@ -8,6 +8,7 @@ import pytest
 from growth import assert_linear_time
 from npm import needs_node, run_script
 from serving import loaded, running
+from toy import command
 from translating import write_model
 
 from nmt import Translator
@@ -80,10 +81,6 @@ def test_only_the_rest_of_a_line_is_translated(model: Path) -> None:
     # all translations of a line have the ends
     [n_best] = translator.n_best(lines[:1], beam_size=2)
     assert [translation.text[-2:] for translation in n_best] == [" 👍", " 👍"]
-    # copied text has no tokens, which an alignment would need
-    [aligned] = translator.n_best(lines[:1], alignment=True)
-    assert len(aligned[0].tokens) == len(aligned[0].alignment or [])
-    assert aligned[0].text == translator.translate(lines[:1], copy_symbols=False)[0]
     # a prefix is the start of the translation of the whole line
     assert translator.translate(lines[:1], prefixes=["The"])[0].startswith("The")
     assert translator.translate(lines[:1], prefixes=[""]) == expected[:1]
@@ -121,3 +118,33 @@ def test_the_web_page_copies_the_same_ends(tmp_path: Path) -> None:
         ends, rest = split_ends(line)
         expected.append([ends.start, rest, ends.end, ends.add_to("Ein Haus.", rest)])
     assert run_script(tmp_path, script, lines) == expected
+
+
+def test_copied_ends_are_aligned_with_themselves(model: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    [plain] = translator.n_best(["The small house"], alignment=True)
+    [aligned] = translator.n_best(["👉 The small house 👍 🎉"], alignment=True)
+    assert aligned.source_tokens == ["▁👉", *plain.source_tokens, "▁👍", "▁🎉"]
+    for translation, plain_translation in zip(aligned, plain, strict=True):
+        assert translation.tokens == ["▁👉", *plain_translation.tokens, "▁👍", "▁🎉"]
+        alignment = translation.alignment
+        assert alignment is not None
+        assert plain_translation.alignment is not None
+        num_source_tokens = len(plain.source_tokens)
+        assert alignment[0] == 0
+        assert alignment[1:-2] == [position + 1 for position in plain_translation.alignment]
+        assert alignment[-2:] == [num_source_tokens + 1, num_source_tokens + 2]
+        assert len(translation.token_log_probs) == len(plain_translation.token_log_probs) + 3
+        assert sum(translation.token_log_probs) == pytest.approx(plain_translation.log_prob)
+
+
+def test_tags_of_documents_stay_at_copied_ends(model: Path, tmp_path: Path) -> None:
+    page = "<p>👉 The <b>small</b> house <i>🎉</i></p><p>A tree https://example.org</p>"
+    Path(tmp_path / "page.html").write_text(page, "utf-8")
+    output = tmp_path / "page.de.html"
+    settings = [f"model_dir={model}", f"input={tmp_path / 'page.html'}", f"output={output}"]
+    assert command("translate", settings, ["backend=native", "device=cpu"]) == 0
+    translated = output.read_text("utf-8")
+    assert translated.startswith("<p>👉 ")
+    assert " <i>🎉</i></p><p>" in translated
+    assert translated.endswith(" https://example.org</p>")

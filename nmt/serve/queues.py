@@ -64,7 +64,6 @@ class BatchOptions:
         return replace(
             self.line_options,
             tags=self.tags,
-            alignment=self.search.alignment,
             protect=self.search.protect,
             hints=tuple(self.search.hints),
             required_terms=tuple(self.search.required_terms),

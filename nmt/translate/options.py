@@ -91,11 +91,8 @@ class LineOptions:
     """Whether to convert lines in capitals or in title case to ordinary case before translation,
     and their translations back. Lines with a prefix are translated as they are."""
     copy_symbols: bool = True
-    """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols. Without
-    `alignment`, emoji at both ends of a line and addresses at its end are copied too."""
-    alignment: bool = False
-    """Whether the tokens of translations are aligned, see `SearchConfig.alignment`. Copied text has
-    no tokens."""
+    """Whether to copy lines of web and e-mail addresses, emoji and other symbols. Of other lines,
+    emoji at both ends and addresses at the end are copied."""
     protect: bool = False
     """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`. A line is
     not split inside of these."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nmt.config import OutputFormat
 from nmt.data.hints import remove_hints
@@ -19,6 +20,7 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.protect import lacks_protected
 from nmt.translate.batch_search import Failure, SearchResult, Segment
+from nmt.translate.copied import CopiedEnds
 from nmt.translate.long_lines import join_parts
 from nmt.translate.recasing import apply_case
 from nmt.translate.windows import EncodedWindow, Window
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from nmt.translate.unknown_words import SourceWords
 
 log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -190,15 +194,67 @@ def restore_lines(results: Sequence[LineResult], encoded: EncodedWindow) -> list
     """Give the translations of each line the case of the line, and the ends that are copied."""
     restored_results = list(results)
     for i, (case, ends) in enumerate(zip(encoded.cases, encoded.ends, strict=True)):
-        if not case and not any(ends):
-            continue
-        translations = []
-        for translation in results[i].translations:
-            text = apply_case(translation.text, case) if case else translation.text
-            text = ends.add_to(text, encoded.texts[i])
-            translations.append(replace(translation, text=text))
-        restored_results[i] = replace(results[i], translations=translations)
+        result = results[i]
+        if case:
+            translations = [
+                replace(translation, text=apply_case(translation.text, case))
+                for translation in result.translations
+            ]
+            result = replace(result, translations=translations)
+        if any(ends):
+            # without a prefix of the user, which excludes ends, these are the tokens of the tag
+            num_tag_tokens = len(encoded.segments[i][0].prefix_ids)
+            result = _add_ends(result, ends, encoded.texts[i], num_tag_tokens)
+        restored_results[i] = result
     return restored_results
+
+
+def _add_ends(result: LineResult, ends: CopiedEnds, source: str, num_tag_tokens: int) -> LineResult:
+    """Add the ends of a line to the translations of `source`, the rest of the line.
+
+    With an alignment, each word of the ends also becomes a token on both sides, with a
+    log-probability of 0. Tokens of the start follow the tag, the first `num_tag_tokens` tokens.
+    """
+    start_tokens = [f"▁{word}" for word in ends.start.split()]
+    end_tokens = [f"▁{word}" for word in ends.end.split()]
+    num_start = len(start_tokens)
+    first_end_position = num_start + len(result.source_tokens)
+    end_positions = range(first_end_position, first_end_position + len(end_tokens))
+    translations = []
+    for translation in result.translations:
+        translation = replace(translation, text=ends.add_to(translation.text, source))
+        if translation.alignment is not None:
+            alignment = [num_start + position for position in translation.alignment]
+            insert_ends = partial(
+                _insert_values, start_index=num_tag_tokens, end_index=len(translation.tokens)
+            )
+            log_probs = translation.token_log_probs  # may have that of EOS after `end_index`
+            translation = replace(
+                translation,
+                tokens=insert_ends(translation.tokens, start_tokens, end_tokens),
+                token_log_probs=insert_ends(log_probs, [0.0] * num_start, [0.0] * len(end_tokens)),
+                alignment=insert_ends(alignment, range(num_start), end_positions),
+            )
+        translations.append(translation)
+    source_tokens = result.source_tokens
+    if source_tokens:
+        source_tokens = [*start_tokens, *source_tokens, *end_tokens]
+    return replace(result, translations=translations, source_tokens=source_tokens)
+
+
+def _insert_values(
+    values: Sequence[_Value],
+    start_values: Iterable[_Value],
+    end_values: Iterable[_Value],
+    *,
+    start_index: int,
+    end_index: int,
+) -> list[_Value]:
+    """Return `values` with others inserted at two indices, which count in `values`."""
+    before = values[:start_index]
+    between = values[start_index:end_index]
+    after = values[end_index:]
+    return [*before, *start_values, *between, *end_values, *after]
 
 
 def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[str]:

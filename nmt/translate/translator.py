@@ -290,7 +290,6 @@ class Translator:
         """Return an iterable of encoded windows; a thread encodes up to two windows ahead."""
         options = replace(
             options,
-            alignment=config.alignment,
             protect=config.protect,
             hints=tuple(config.hints),
             required_terms=tuple(config.required_terms),

@@ -278,8 +278,7 @@ def _prepare_line(
     if options.copy_symbols:
         if is_copied(text, protect=options.protect):
             return _PreparedLine(line, copied_text=text)
-        if not options.alignment:
-            ends, text = split_ends(text)
+        ends, text = split_ends(text)
     case = find_case(text) if options.recase else ""
     if case:
         text = glossary.keep_case(text, to_sentence_case(text, tokenizer))
