@@ -79,12 +79,16 @@ def test_a_worker_with_another_nmt_or_folder_is_named(
     item = pickle.dumps(0.0)
     make = pickle.dumps(sleeper)
     assert run_task(__version__, tmp_path, "key", make, item) == 0.0
-    with pytest.raises(NmtError, match=rf"has nmt {__version__}, and this is 0.0.0; install"):
+    with pytest.raises(
+        NmtError, match=rf"has nmt {__version__}, but the client has 0.0.0; install"
+    ):
         run_task("0.0.0", tmp_path, "key", make, item)
     with pytest.raises(NmtError, match=f"does not see {tmp_path}; choose a folder that all"):
         run_task(__version__, tmp_path / "marker", "key", make, item)
     monkeypatch.setattr(cluster, "__version__", "9.9.9")
-    with pytest.raises(NmtError, match=rf"^worker \S+ has nmt {__version__}, and this is 9.9.9"):
+    with pytest.raises(
+        NmtError, match=rf"^worker \S+ has nmt {__version__}, but the client has 9.9.9"
+    ):
         open_workers(scheduler, 0, sleeper)
 
 

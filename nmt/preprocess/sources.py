@@ -302,7 +302,8 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
             unpaired = [src_matches[texts] for texts in src_matches if texts not in tgt_matches]
             unpaired += [tgt_matches[texts] for texts in tgt_matches if texts not in src_matches]
             raise DataError(
-                f"{min(unpaired)} has no counterpart on the other side; add it or name the files"
+                f"{min(unpaired)} has no counterpart on the other side; add the missing file, or "
+                "name the files without * and ?"
             )
     return file_pairs
 

@@ -108,7 +108,7 @@ class DaskWorkers(Workers[Item, Result]):
                 raise
             raise scheduler_lost_error from None
         except MemoryError:
-            raise NmtError("a worker has no memory left; give workers more") from None
+            raise NmtError("a worker has no memory left; give the workers more memory") from None
 
     def _get_max_pending(self) -> int:
         """Return the maximum number of submitted items for the workers that are connected now."""
@@ -178,7 +178,8 @@ def _connect(scheduler: str) -> Any:
 def _version_error(worker_name: str, worker_version: str, version: str) -> NmtError:
     """Return the error for a worker whose version of nmt is not the `version` of the client."""
     return NmtError(
-        f"{worker_name} has nmt {worker_version}, and this is {version}; install the same version"
+        f"{worker_name} has nmt {worker_version}, but the client has {version}; install the same "
+        "version"
     )
 
 

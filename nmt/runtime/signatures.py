@@ -42,7 +42,7 @@ def needs_signatures() -> bool:
 
 
 def sign_folder(folder: Path, private_key: Path) -> None:
-    """Write `manifest.json` and `model.sig` to a folder. Write all other files before."""
+    """Write `manifest.json` and `model.sig` to a folder, which must have all its other files."""
     model_signing = _import_model_signing()
     write_manifest(folder)
     hashing_config = model_signing.hashing.Config()

@@ -24,7 +24,9 @@ from nmt.runtime.reading import list_zip_members, open_regular
 _MAX_TENSORS = 1 << 15
 _MAX_PICKLE_BYTES = 1 << 24  # holds names of tensors, settings and pieces of vocabularies
 _MAX_OPCODES = 1 << 20  # enough for 25,000 tensors, or vocabularies of 500,000 pieces
-_NUM_OLD_PICKLES = 5  # the old format: magic number, version, machine, content, storage keys
+# The pickles at the start of a file in the old format: magic number, version of the format,
+# machine, content, keys of the storages.
+_NUM_OLD_PICKLES = 5
 _ALLOCATING_CLASS = "bytearray"  # torch allows it, and bytearray(n) allocates n bytes
 _OPCODES_WITH_CLASS = ("GLOBAL", "STACK_GLOBAL", "INST")
 

@@ -52,7 +52,7 @@ def read_keys(path: str) -> list[Key]:
         if len(fields) > _MAX_KEY_FIELDS or not are_numbers:
             raise ConfigError(
                 f"{path}, line {line_number}: "
-                "write KEY, requests a minute and characters of a request"
+                "write KEY, or KEY REQUESTS_PER_MINUTE, or KEY REQUESTS_PER_MINUTE MAX_CHARACTERS"
             )
         key = Key(secret=fields[0], name=f"key-{line_number}")
         if len(fields) > 1:
@@ -61,7 +61,7 @@ def read_keys(path: str) -> list[Key]:
             key = replace(key, char_limit=int(fields[2]))
         keys.append(key)
     if not keys:
-        raise ConfigError(f"api_keys={path}: has no key; write one a line")
+        raise ConfigError(f"api_keys={path}: has no key; write one key per line")
     return keys
 
 
@@ -126,7 +126,7 @@ class RateLimits:
         if bucket.num_requests < 1:
             seconds_until_next = (1 - bucket.num_requests) * 60 / per_minute
             raise TooManyRequestsError(
-                f"{per_minute} requests a minute are the limit",
+                f"the limit is {per_minute} requests per minute",
                 retry_seconds=math.ceil(seconds_until_next),
             )
         bucket.num_requests -= 1

@@ -243,7 +243,7 @@ def _add_directions(directions: Directions, translator: Translator, folder: str)
     """
     if not translator.directions:
         raise ModelError(
-            f"{folder} names no two languages; set them in its config.json, such as "
+            f"{folder} does not name its two languages; set them in its config.json, such as "
             '"src_lang": "en", "tgt_lang": "de"'
         )
     for language_pair in translator.directions:

@@ -43,9 +43,9 @@ _UNAVAILABLE = (
 class BoundedProtocol(HttpToolsProtocol):
     """A connection that is closed when its client exceeds a limit.
 
-    At most `config.limit_concurrency` connections are open. A further connection closes the one
-    that has waited longest for its client. If no connection waits for its client, the further
-    connection gets status 503.
+    At most `config.limit_concurrency` connections are open. A further connection closes the
+    connections that have waited longest for their clients. If no connection waits for its client,
+    the further connection gets status 503.
 
     Attributes of uvicorn's class: `cycle` is the newest request with its response, or None before
     the first request. `cycle.message_event` wakes up the application. `pipeline` is the queue of
@@ -64,7 +64,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._max_connections = config.limit_concurrency
         # turns off uvicorn's limit, which refuses requests instead of connections
         self.limit_concurrency = None
-        # bytes received since a request ended, or since a part of a body was received
+        # maximum size of the head that is being received: the number of bytes received since the
+        # end of the last request or part of a body
         self._num_head_bytes = 0
         self._num_discarded_bytes = 0
         # whether the connection or a request was refused before all data was read

@@ -191,7 +191,7 @@ class RoundRunner:
         except WorkerDiedError:
             search_round.is_open = False
             unfinished = list(search_round.unfinished.values())
-            log.warning("a worker died with %d sentences; they are repeated", len(unfinished))
+            log.warning("a worker died with %d sentences; searching them again", len(unfinished))
             for request, index in unfinished:
                 is_answered = request.done.done()
                 if not is_answered:

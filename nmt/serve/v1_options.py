@@ -212,7 +212,8 @@ def check_options(
         name = "alternatives" if batch_options.search.alternatives else "beam_size"
         raise InvalidRequestError(
             f"n_best={options.n_best} is more than "
-            f"{name}={batch_options.search.max_results} from {src_lang}; raise search.{name}",
+            f"{name}={batch_options.search.max_results} of the search from {src_lang}; "
+            f"increase search.{name}",
             status=409,
         )
     if options.prefix:
