@@ -100,7 +100,7 @@ class TokenBatchSampler:
     def memory_test_rows(self) -> Rows:
         """Return the rows of a sample of pairs, to test whether its largest batch fits into memory.
 
-        The sample has up to about 5 million pairs, and among them the longest of each corpus.
+        The sample has at most about 5 million pairs, and includes the longest pair of each corpus.
         """
         return np.union1d(self.mix.sample_rows(_POOL_PAIRS), self._longest_rows)
 

@@ -162,8 +162,8 @@ class _Extension:
     def _find_new_characters(self, words: Counter[str], coverage: float) -> list[str]:
         """Return the characters that are not pieces yet, the most frequent first.
 
-        Leaves out the rarest of them, which together make up at most a share of 1 - `coverage` of
-        the text.
+        Leaves out the rarest of these characters, which together make up at most a share of
+        1 - `coverage` of the text.
         """
         characters: Counter[str] = Counter()
         for word, count in words.items():
@@ -215,7 +215,7 @@ class _Extension:
             self._add_to_vocabulary([piece])
 
     def _add_to_vocabulary(self, pieces: Sequence[str]) -> None:
-        """Add the pieces that the vocabulary lacks. It may have pieces that the model lacks."""
+        """Add the pieces that the vocabulary lacks. It may already have pieces new to the model."""
         self.new_pieces += [piece for piece in pieces if piece not in self._vocabulary]
         self._vocabulary.update(pieces)
 

@@ -30,7 +30,7 @@ class Term(NamedTuple):
 
     start: int
     end: int
-    target: str  # its translation
+    target: str  # the translation of the term
 
 
 def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:

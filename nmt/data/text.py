@@ -175,8 +175,8 @@ def explain_read_errors(name: str) -> Iterator[None]:
     try:
         yield
     # All decompressors raise EOFError for a file that was cut off. For other damage, gzip raises
-    # OSError or zlib.error, lzma raises LZMAError, and bz2 and Arrow raise OSError. The disk also
-    # raises OSError. It sets the errno of the error, and decompressors do not.
+    # OSError or zlib.error, lzma raises LZMAError, and bz2 and Arrow raise OSError. Errors of the
+    # disk are OSErrors, too. They have an errno, and errors of decompressors do not.
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None

@@ -166,7 +166,7 @@ class WordAligner:
         tgt_row = tgt[:, None, :]  # (B, 1, T)
         is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
         keys = src_column * self._tgt_vocab_size + tgt_row  # (B, S, T)
-        # The search for keys takes most of the time. It is faster if they are sorted and distinct.
+        # The search for keys takes most of the time. Sorted and distinct keys make it faster.
         # `distinct_keys[inverse_indices]` are the keys of all links again.
         distinct_keys, inverse_indices = np.unique(keys[is_pair], return_inverse=True)
         # the index of each distinct key in `_keys`, (P,); a key that `_keys` lacks gets the index

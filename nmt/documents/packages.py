@@ -103,7 +103,7 @@ def _read_elements(text: str, options: ReadOptions, *, names: frozenset[str]) ->
 
 
 def _is_text(token: XmlToken) -> bool:
-    """Return whether a token is a part of a text. References and CDATA divide it into tokens."""
+    """Return whether a token is a part of a text. References and CDATA marks divide a text."""
     return token.kind is XmlKind.TEXT or is_cdata_mark(token)
 
 

@@ -32,8 +32,8 @@ _NUMBER_ATTRIBUTES = ("rid", "startRef", "id")
 def read_xliff(content: bytes, options: ReadOptions) -> Document:
     """Read the segments that have no target yet. Their translations become the targets.
 
-    A target counts as missing if it is a copy of the source and its state says that it is not
-    translated. Raises `DataError` if the file is not well-formed.
+    A target that is a copy of the source counts as missing if the state of the target or of the
+    unit says that it is not translated. Raises `DataError` if the file is not well-formed.
     """
     text, encoding = decode_xml(content)
     texts = _XliffReader(options).read(tokenize_xml(text))
@@ -81,7 +81,7 @@ class _XliffReader:
         return translate == "no"
 
     def _flush_markup(self) -> None:
-        """Move the collected markup to the texts. It has no segments to translate."""
+        """Move the collected markup to the texts, as a text without segments to translate."""
         self._texts.append(make_untranslated("".join(self._markup)))
         self._markup = []
 

@@ -121,7 +121,7 @@ def tokenize_xml(text: str) -> Iterator[XmlToken]:
             num_tokens += 1
             yield token
         # Expat reads an incomplete tag or comment again with each block. Larger blocks keep the
-        # time linear in its length.
+        # time linear in the length of the tag or comment.
         block_bytes = _BLOCK_BYTES if num_tokens > 0 else 2 * block_bytes
     parser.parse(b"", is_final=True)
     yield from parser.take_tokens(content, end=len(content))

@@ -147,7 +147,8 @@ class DiverseSearch(BeamSearch):
 def _replace_rows(candidates: Candidates, rows: Tensor, replacements: Candidates) -> None:
     """Overwrite the rows `rows` (P,) of `candidates` (B, 2K), in place.
 
-    `replacements` are (P, 2K), or have fewer columns. Then the last columns keep their values.
+    `replacements` are (P, 2K). If they have fewer columns, the last columns of the rows keep their
+    values.
     """
     width = replacements.sums.size(1)
     candidates.sums[rows, :width] = replacements.sums

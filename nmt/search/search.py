@@ -222,7 +222,7 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
 def _without_scores(hypothesis: Hypothesis) -> Hypothesis:
     """Return a hypothesis without its scores.
 
-    For a request that needs no log-probabilities, they are sums of logits without a softmax.
+    If a request needs no log-probabilities, its scores are sums of logits without a softmax.
     """
     return replace(hypothesis, log_prob=math.nan, score=math.nan, token_log_probs=[])
 

@@ -233,8 +233,8 @@ class BatchSearch:
                 self.num_failed = 0
                 self.last_translated = batch[0]
             return list(hypotheses)
-        # The search failed. The `except` clause has ended, because its traceback would keep the
-        # tensors of the batch in memory.
+        # The search failed. This code is outside of the `except` clause, since the traceback of the
+        # exception would keep the tensors of the batch in memory.
         if len(batch) == 1:
             return [Failure(reason)]
         torch.cuda.empty_cache()  # does nothing if no GPU is used

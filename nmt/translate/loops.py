@@ -22,8 +22,8 @@ def replace_loops(
 ) -> list[list[Hypothesis]]:
     """Search sentences again whose best hypothesis loops or met the length limit.
 
-    The second search forbids repeated n-grams. Its hypotheses replace the hypotheses of the first
-    search if its best hypothesis is better, see `_rank`. Does nothing for samples and with
+    The second search forbids repeated n-grams. The hypotheses of a sentence are replaced if the
+    best hypothesis of the second search is better, see `_rank`. Does nothing for samples and with
     `loop_guard=false`.
     """
     config = request.config

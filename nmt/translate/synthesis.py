@@ -37,8 +37,8 @@ class SynthesisCounts(LineCounts):
 
     A line is dropped for one of these reasons: it is `blank`, `failed`, `truncated`, `empty`,
     `met_limit`, `looping`, or beyond the `ratio`. If several apply, only the first is counted.
-    `failed` and `met_limit` are fields of `LineCounts`. Its field `too_long` counts lines that were
-    split or truncated, whether they were dropped or not.
+    `failed` and `met_limit` are fields of `LineCounts`. The field `too_long` of `LineCounts` counts
+    lines that were split or truncated, whether they were dropped or not.
     """
 
     lines: int = 0  # lines that were read

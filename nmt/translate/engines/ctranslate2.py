@@ -82,7 +82,7 @@ class CTranslate2Backend:
         check_search(config, scoring=scoring)
 
     def _check_process(self) -> None:
-        """Raise `ConfigError` in a forked process, where CTranslate2 would wait for its threads."""
+        """Raise `ConfigError` in a forked process, which lacks the threads of CTranslate2."""
         if os.getpid() != self._process_id:
             raise ConfigError(
                 "backend=ctranslate2: this process was forked after the model was loaded; load the "
@@ -460,7 +460,7 @@ def find_placement(device: str, dtype: DType) -> Placement:
 
 
 def _load_engine(folder: Path, placement: Placement, num_threads: int) -> Any:
-    """Return a `ctranslate2.Translator`; `num_threads` is its number of batches at a time."""
+    """Return a `ctranslate2.Translator`, which translates `num_threads` batches at a time."""
     try:
         return _import_ctranslate2().Translator(
             str(folder),
