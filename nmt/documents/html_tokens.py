@@ -30,7 +30,7 @@ _NAMED_ELEMENTS = _split_names("link script style")  # their titles are names, s
 WHITE_SPACE = " \t\r\n\f"
 """The white space of HTML. Other spaces belong to text, and to names and values of attributes."""
 _QUOTES = "\"'"
-# the name of an attribute, and its value with its quotation marks, if it has any
+# the name of an attribute, and if it has one, its value, including any quotation marks
 _ATTRIBUTE = re.compile(
     rf"([^{WHITE_SPACE}/>][^{WHITE_SPACE}/>=]*)"
     rf"(?:[{WHITE_SPACE}]*=[{WHITE_SPACE}]*"
@@ -58,7 +58,7 @@ class Attribute:
     """An attribute whose value is translated."""
 
     name: str  # in lower case
-    start: int  # where the value starts in the source of the tag, with its quotation marks
+    start: int  # index in the source of the tag; the range includes any quotation marks
     end: int
 
 
@@ -69,7 +69,7 @@ class Token:
     kind: TokenKind
     raw: str
     name: str = ""  # name of the element in lower case
-    attributes: tuple[Attribute, ...] = ()  # those of its start tag to translate
+    attributes: tuple[Attribute, ...] = ()  # attributes of the start tag to translate
 
 
 def tokenize(text: str) -> Iterator[Token]:

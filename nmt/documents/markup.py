@@ -115,7 +115,7 @@ def _join_strings(
 def _parse_markup(
     tokens: Iterable[Token], *, split_sentences: bool
 ) -> Iterator[str | AttributeText]:
-    """Yield the attributes to translate of tokens without text, and the markup between them."""
+    """Yield the markup of tokens without text, and each attribute to translate as a text."""
     for token in tokens:
         position = 0  # in the source of the token
         for attribute in token.attributes:
@@ -130,7 +130,7 @@ def _parse_attribute(token: Token, attribute: Attribute, *, split_sentences: boo
     """Read the value of an attribute."""
     source = token.raw[attribute.start : attribute.end]
     value = source[1:-1] if source[0] in _QUOTES else source
-    if attribute.name != "title":  # only in a title, browsers show line ends
+    if attribute.name != "title":  # browsers show the line ends of titles only
         value = _SPACES.sub(" ", value)
     value = html.unescape(value)
     text = parse_plain_text(value, split_sentences=split_sentences)
@@ -192,7 +192,7 @@ class AttributeText:
         return self.text.sentences
 
     def render(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
-        """Return the translation in quotation marks, or the source if it is its translation."""
+        """Return the translation in quotation marks. An untranslated value stays unchanged."""
         translation = self.text.render(results, rank)
         if translation == self.value:
             return self.source
