@@ -302,20 +302,42 @@ def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
         if result.variant not in comparison.variants:
             sys.exit(f"{results_file} has a result of {result.variant!r}; give another --results")
     finished = {(result.variant, result.seed, result.updates) for result in results}
+    missing: list[tuple[str, int]] = []  # variants and seeds without a result
+    for seed in options.seeds:
+        for name in sorted(options.only, key=length_factor, reverse=True):
+            updates = options.updates * length_factor(name)
+            if (name, seed, updates) not in finished:
+                missing.append((name, seed))
+    new_results = train_variants(options, data_dir, missing, results_file)
+    page = comparison.make_page(comparison, results + new_results, options.updates)
+    print(page)
+    if options.table:
+        options.table.write_text(page, encoding="utf-8")
+    num_failures = len(missing) - len(new_results)
+    if num_failures:
+        sys.exit(f"{num_failures} of {len(missing)} trainings failed; run the command again")
+
+
+def train_variants(
+    options: argparse.Namespace,
+    data_dir: Path,
+    variants: list[tuple[str, int]],
+    results_file: Path,
+) -> list[Result]:
+    """Measure variants, each with a seed, and append the results to a file.
+
+    Returns the results of the trainings that did not fail.
+    """
     results_file.parent.mkdir(parents=True, exist_ok=True)
-    failures = 0
-    names = {}
+    results = []
     with ThreadPoolExecutor(options.jobs) as executor:
-        for seed in options.seeds:
-            for name in sorted(options.only, key=length_factor, reverse=True):
-                updates = options.updates * length_factor(name)
-                if (name, seed, updates) not in finished:
-                    future = executor.submit(measure_variant, options, data_dir, name, seed)
-                    names[future] = f"{name}, seed {seed}"
+        names = {}
+        for name, seed in variants:
+            future = executor.submit(measure_variant, options, data_dir, name, seed)
+            names[future] = f"{name}, seed {seed}"
         try:
             for future in as_completed(names):
                 if future.exception() is not None:
-                    failures += 1
                     print_progress(f"{names[future]}: {future.exception()!r}")
                     continue
                 result = future.result()
@@ -326,12 +348,7 @@ def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
         except KeyboardInterrupt:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
-    page = comparison.make_page(comparison, results, options.updates)
-    print(page)
-    if options.table:
-        options.table.write_text(page, encoding="utf-8")
-    if failures:
-        sys.exit(f"{failures} of {len(names)} trainings failed; run the command again")
+    return results
 
 
 def print_progress(text: str) -> None:

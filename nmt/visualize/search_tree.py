@@ -227,14 +227,7 @@ def _draw_tree(
             color = style.muted_color
         parent = node[:-1]
         if node and parent in layout:
-            parent_x, parent_y = layout[parent]
-            # horizontal, then a steep line between the two heights, then horizontal to the node
-            xs = [parent_x, parent_x + 0.5, parent_x + 0.6, x]
-            ys = [parent_y, parent_y, y, y]
-            if is_on_best_path:
-                axes.plot(xs, ys, color=color, linewidth=2.2, zorder=2)
-            else:
-                axes.plot(xs, ys, color=color, linewidth=1, zorder=1)
+            _draw_branch(axes, layout[parent], (x, y), color, is_best=is_on_best_path)
         text = names[node]
         if node and node in record.log_probs and node not in results:
             text += f"\n{record.log_probs[node]:.2f}"
@@ -253,6 +246,21 @@ def _draw_tree(
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(bottom=False, labelbottom=False)
     axes.margins(y=0.08)
+
+
+def _draw_branch(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str, *, is_best: bool
+) -> None:
+    """Draw the line from a parent at the point `start` to its child at the point `end`."""
+    start_x, start_y = start
+    end_x, end_y = end
+    # horizontal, then a steep line between the two heights, then horizontal to the child
+    xs = [start_x, start_x + 0.5, start_x + 0.6, end_x]
+    ys = [start_y, start_y, end_y, end_y]
+    if is_best:
+        axes.plot(xs, ys, color=color, linewidth=2.2, zorder=2)
+    else:
+        axes.plot(xs, ys, color=color, linewidth=1, zorder=1)
 
 
 def _draw_words(
