@@ -78,20 +78,20 @@ def run(
     name: str,
     arguments: list[str],
     *,
-    calls: mmap.mmap | None = None,
+    call_counter: mmap.mmap | None = None,
     stop_after_seconds: float = 0,
 ) -> Result:
     """Run `nmt-NAME` in a fork.
 
-    With `calls`, the command may be killed, see `kill_at_call`. With `stop_after_seconds`, it gets
-    SIGTERM after this time.
+    With `call_counter`, the command may be killed, see `kill_at_call`. With `stop_after_seconds`,
+    it gets SIGTERM after this time.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         pid = os.fork()
         if pid == 0:
             os.dup2(output.fileno(), 1)
             os.dup2(errors.fileno(), 2)
-            run_and_exit(name, arguments, calls)
+            run_and_exit(name, arguments, call_counter)
         if stop_after_seconds:
             time.sleep(stop_after_seconds)
             os.kill(pid, signal.SIGTERM)
@@ -101,7 +101,7 @@ def run(
         return Result(status, output.read(), errors.read().decode("utf-8", "replace"))
 
 
-def run_and_exit(name: str, arguments: list[str], calls: mmap.mmap | None) -> None:
+def run_and_exit(name: str, arguments: list[str], call_counter: mmap.mmap | None) -> None:
     """Run a command in this process, with limits, and end the process."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout = os.fdopen(1, "w")
@@ -111,8 +111,8 @@ def run_and_exit(name: str, arguments: list[str], calls: mmap.mmap | None) -> No
     signal.alarm(MAX_SECONDS)
     status = 1
     try:
-        if calls is not None:
-            kill_at_call(calls)
+        if call_counter is not None:
+            kill_at_call(call_counter)
         status = run_command(COMMANDS[name], arguments)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -128,25 +128,25 @@ def run_and_kill(name: str, arguments: list[str], call: int) -> tuple[int, int]:
 
     Returns its status and the number of such calls.
     """
-    with mmap.mmap(-1, 16) as calls:
-        calls[:8] = call.to_bytes(8, "little")
-        result = run(name, arguments, calls=calls)
+    with mmap.mmap(-1, 16) as call_counter:
+        call_counter[:8] = call.to_bytes(8, "little")
+        result = run(name, arguments, call_counter=call_counter)
         assert result.status in (0, -signal.SIGKILL), result.errors
-        return result.status, int.from_bytes(calls[8:16], "little")
+        return result.status, int.from_bytes(call_counter[8:16], "little")
 
 
-def kill_at_call(calls: mmap.mmap) -> None:
+def kill_at_call(call_counter: mmap.mmap) -> None:
     """Count calls that change the file system, and kill this process just before one of them.
 
-    These calls make, remove or rename files, open them for writing, or flush them to disk. `calls`
-    is shared memory with two 64-bit numbers: the number of the call before which the process is
-    killed, from 1, and the count.
+    These calls make, remove or rename files, open them for writing, or flush them to disk.
+    `call_counter` is shared memory with two 64-bit numbers: the number of the call before which the
+    process is killed, from 1, and the count.
     """
 
     def count_call() -> None:
-        count = int.from_bytes(calls[8:16], "little") + 1
-        calls[8:16] = count.to_bytes(8, "little")
-        if calls[:8] == calls[8:16]:
+        count = int.from_bytes(call_counter[8:16], "little") + 1
+        call_counter[8:16] = count.to_bytes(8, "little")
+        if call_counter[:8] == call_counter[8:16]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:

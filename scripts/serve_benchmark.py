@@ -53,6 +53,7 @@ from libretranslate.main import main
 sys.argv[0] = "libretranslate"
 main()
 """
+# the heading of the last table; a target is in parentheses
 TARGETS_HEADING = [
     "",
     "32 clients over nmt-translate (>= 0.9)",
@@ -163,9 +164,11 @@ class Turns:
     def __init__(self, lines: list[str], languages: tuple[str, str]) -> None:
         self.lines = lines
         self.languages = languages
-        self.served: dict[tuple[str, int], Measurements] = {}  # by server and number of clients
-        self.direct: dict[str, Measurements] = {}  # by translator
-        self.one_by_one: dict[str, Measurements] = {}  # by translator
+        # keyed by server and number of clients
+        self.server_measurements: dict[tuple[str, int], Measurements] = {}
+        # keyed by translator; all lines in one call, and one line per call
+        self.translator_measurements: dict[str, Measurements] = {}
+        self.single_line_measurements: dict[str, Measurements] = {}
 
     def run_turn(self, servers: dict[str, Server], translators: dict[str, Translator]) -> None:
         """Measure each translator, and each server with each number of clients."""
@@ -176,7 +179,7 @@ class Turns:
                 self._measure_server(name, server, num_clients)
 
     def _measure_translator(self, name: str, translator: Translator) -> None:
-        measurements = self.direct.setdefault(name, Measurements())
+        measurements = self.translator_measurements.setdefault(name, Measurements())
         start_seconds = time.perf_counter()
         start_cpu = time.process_time()
         translator.translate(self.lines)
@@ -185,7 +188,7 @@ class Turns:
         self._measure_one_by_one(name, translator)
 
     def _measure_server(self, name: str, server: Server, num_clients: int) -> None:
-        measurements = self.served.setdefault((name, num_clients), Measurements())
+        measurements = self.server_measurements.setdefault((name, num_clients), Measurements())
         lines = self.lines[:NUM_SINGLE_LINES] if num_clients == 1 else self.lines
         start_cpu = tree_cpu_seconds(server.process)
         start_seconds = time.perf_counter()
@@ -196,7 +199,7 @@ class Turns:
         measurements.add(len(lines), seconds, cpu_seconds)
 
     def _measure_one_by_one(self, name: str, translator: Translator) -> None:
-        measurements = self.one_by_one.setdefault(name, Measurements())
+        measurements = self.single_line_measurements.setdefault(name, Measurements())
         lines = self.lines[:NUM_SINGLE_LINES]
         turn_start = time.perf_counter()
         start_cpu = time.process_time()
@@ -213,37 +216,37 @@ class Turns:
             "| | clients | lines/s | range | CPU ms a line | p50 ms | p95 ms |",
             "|---" * 7 + "|",
         ]
-        for name, measurements in self.direct.items():
+        for name, measurements in self.translator_measurements.items():
             rows.append(f"| {name}, all lines | | {measurements.speed_cells()} | | |")
             engine = name.removeprefix("nmt-translate")
-            single_calls = self.one_by_one[name]
+            single_calls = self.single_line_measurements[name]
             cells = f"{single_calls.speed_cells()} | {single_calls.latency_cells()}"
             rows.append(f"| Translator.translate([line]){engine} | 1 | {cells} |")
-        for (name, num_clients), measurements in self.served.items():
+        for (name, num_clients), measurements in self.server_measurements.items():
             cells = f"{measurements.speed_cells()} | {measurements.latency_cells()}"
             rows.append(f"| {name} | {num_clients} | {cells} |")
         rows += ["", f"| {' | '.join(TARGETS_HEADING)} |", "|---" * len(TARGETS_HEADING) + "|"]
-        for name in self.direct:
+        for name in self.translator_measurements:
             rows.append(self.target_row(name))
         return "\n".join(rows)
 
     def target_row(self, name: str) -> str:
         """Return a row that compares a server of nmt with the translator `name` of its weights."""
-        direct = self.direct[name]
+        direct = self.translator_measurements[name]
         server_name = name.replace("nmt-translate", "nmt-serve")
-        one_client = self.served[server_name, 1]
-        eight_clients = self.served[server_name, 8]
-        many_clients = self.served[server_name, 32]
+        one_client = self.server_measurements[server_name, 1]
+        eight_clients = self.server_measurements[server_name, 8]
+        many_clients = self.server_measurements[server_name, 32]
         speed = median(many_clients.lines_per_second)
         speed_ratio = speed / median(direct.lines_per_second)
         cpu_ratio = median(direct.cpu_milliseconds) / median(many_clients.cpu_milliseconds)
-        single_calls = self.one_by_one[name]
+        single_calls = self.single_line_measurements[name]
         added_milliseconds = one_client.percentile(0.5) - single_calls.percentile(0.5)
         added_cpu = median(one_client.cpu_milliseconds) - median(single_calls.cpu_milliseconds)
         queue_ratio = eight_clients.percentile(0.95) / one_client.percentile(0.95)
         cells = [server_name, f"{speed_ratio:.2f}", f"{cpu_ratio:.2f}"]
         cells += [f"{added_milliseconds:+.1f}", f"{added_cpu:+.1f}", f"{queue_ratio:.1f}", ""]
-        peer = self.served.get((LIBRETRANSLATE_ROW, 32))
+        peer = self.server_measurements.get((LIBRETRANSLATE_ROW, 32))
         if peer is not None:
             latency_ratio = many_clients.percentile(0.95) / peer.percentile(0.95)
             cells[-1] = f"{speed / median(peer.lines_per_second):.1f}, {latency_ratio:.2f}"

@@ -129,6 +129,7 @@ def _make_multipliers(limits: dict[str, float], output_name: str) -> list[Binary
     """Return the multipliers of activations, from the limits that `measure_activations` returns."""
     tensors = []
     limits_by_name = dict(limits)
+    # Marian calls the output matrix `OUTPUT` with a shortlist, and `output_name` without one
     limits_by_name[output_name] = limits[OUTPUT]
     for name, limit in limits_by_name.items():
         multiplier = struct.pack("<f", _int8_multiplier(limit))

@@ -71,16 +71,15 @@ def convert_model(
     _check_vocabularies(info, tokenizers, config.format)
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()
-    has_unused_padding = _has_unused_padding(info, weights, tokenizers)
-    if not has_unused_padding:
-        weights = _forbid_ids(info, weights, tokenizers.tgt)
-        if info.model.decoder is Decoder.attention:
-            info, weights = _subtract_bos(info, weights, tokenizers.tgt)
-    marian_weights = weights
-    if has_unused_padding:
+    if _has_unused_padding(info, weights, tokenizers):
         src_pieces = src_pieces[:-1]
         tgt_pieces = tgt_pieces[:-1]
         marian_weights = _drop_padding(weights)
+    else:
+        weights = _forbid_ids(info, weights, tokenizers.tgt)
+        if info.model.decoder is Decoder.attention:
+            info, weights = _subtract_bos(info, weights, tokenizers.tgt)
+        marian_weights = weights
     arrays = _make_arrays(info, marian_weights, config)
     settings = _make_settings(info, [len(src_pieces), len(tgt_pieces)])
     if needs_new_type(info.model, config.format):

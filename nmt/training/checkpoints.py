@@ -89,7 +89,7 @@ class TrainerState:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """How far the run has come: equal for two states at the same point of a run."""
+        """The point that the run has reached. It is equal for two states at the same point."""
         return self.num_updates, self.epoch, self.epoch_position
 
 
@@ -243,7 +243,7 @@ class Saver:
         except (OSError, safetensors.SafetensorError, RuntimeError, NmtError) as error:
             failure = self._describe_failure(error, update)
             log.warning("%s; the run goes on", failure)
-        if update is not None:
+        if update is not None:  # None again if a later checkpoint is written
             self.failure = failure
 
     def _describe_failure(self, error: Exception, update: int | None) -> str:

@@ -325,6 +325,10 @@ def summarize_speed(records: Records) -> dict[str, Any]:
     if speeds:
         median = statistics.median(speeds)
         slowest_update = updates[speeds.index(min(speeds))]
+    _, padding_shares = read_curve(records, "padding_share")
+    _, utilizations = read_curve(records, "model_flops_utilisation")
+    _, flops = read_curve(records, "model_flops")
+    _, validation_seconds = read_curve(records, "validation_seconds")
     slow_updates = []
     for update, speed in zip(updates, speeds, strict=True):
         if speed < _SLOW_SHARE * median:
@@ -334,8 +338,8 @@ def summarize_speed(records: Records) -> dict[str, Any]:
         "median": median,
         "slowest_update": slowest_update,
         "slow_updates": slow_updates,
-        "padding_shares": read_curve(records, "padding_share")[1],
-        "utilizations": read_curve(records, "model_flops_utilisation")[1],
-        "flops": read_curve(records, "model_flops")[1],
-        "validation_seconds": read_curve(records, "validation_seconds")[1],
+        "padding_shares": padding_shares,
+        "utilizations": utilizations,
+        "flops": flops,
+        "validation_seconds": validation_seconds,
     }
