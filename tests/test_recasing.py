@@ -136,7 +136,7 @@ RECASED_NAMES = {
     '<a class="X" href="Y Z">ANNA FLIES.</a> &quot;THE PILOT %d{N}: <0>{{ X }}</0>. & HE 5%': (
         '<a class="X" href="Y Z">Anna flies.</a> &quot;THE pilot %d{N}: <0>{{ X }}</0>. & He 5%'
     ),
-    "HTTPS://{HOST}/<b>ANNA</b> {A, THE {#}} X<Y": "HTTPS://{HOST}/<b>Anna</b> {A, the {#}} X<Y",
+    "HTTPS://{HOST}/<ID>/ANNA {A, THE {#}} X<Y": "HTTPS://{HOST}/<ID>/ANNA {A, the {#}} X<Y",
     "anna@x.org Knows The Pilot Today": "anna@x.org knows the pilot today",
     "ANNA FLIES. anna@x.org KNOWS. www.x.org": "Anna flies. anna@x.org knows. www.x.org",
     "ANNA FLIES. . (a@x.org KNOWS! ?. %s. - ANNA": "Anna flies. . (a@x.org knows! ?. %s. - Anna",

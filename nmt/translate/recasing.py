@@ -120,18 +120,28 @@ def _change_words(
 
 
 def _split_chunks(text: str) -> Iterator[_Chunk]:
-    """Split a text at white space, tags and placeholders in braces."""
+    """Split a text at white space, tags and placeholders in braces.
+
+    An address may contain placeholders that look like tags, as in https://example.org/<name>/A.
+    """
     continues_word = False
+    has_address = False  # in the characters since the last white space
     for match in _CHUNK.finditer(text):
         space, tag = match.groups()
         if space:
             continues_word = False
+            has_address = False
             yield _Chunk(space)
-        elif tag:
+            continue
+        if tag:
             yield _Chunk(tag)
+            continue
+        has_address = has_address or _ADDRESS.search(match[0]) is not None
+        if has_address:
+            yield _Chunk(match[0])
         else:
             yield from _split_placeholders(match[0], continues_word=continues_word)
-            continues_word = True
+        continues_word = True
 
 
 def _split_placeholders(characters: str, *, continues_word: bool) -> Iterator[_Chunk]:

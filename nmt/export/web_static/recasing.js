@@ -90,18 +90,31 @@ function changeWords(text, changeWord, onlyStarts = false) {
   return changedText;
 }
 
-/** Split a text at white space, tags and placeholders in braces. Joining the pieces gives the text. */
+/**
+ * Split a text at white space, tags and placeholders in braces. Joining the pieces gives the text.
+ *
+ * An address may contain placeholders that look like tags, as in https://example.org/<name>/A.
+ */
 function splitPieces(text) {
   const pieces = [];
   let continuesWord = false; // as the "s" in {name}s and the "he" in <b>T</b>he
+  let hasAddress = false; // in the characters since the last white space
   for (const [characters, space, tag] of text.matchAll(PIECE)) {
-    if (space) continuesWord = false;
+    if (space) {
+      continuesWord = false;
+      hasAddress = false;
+    }
     if (space || tag) {
+      pieces.push({ text: characters, isWord: false });
+      continue;
+    }
+    hasAddress = hasAddress || ADDRESS.test(characters);
+    if (hasAddress) {
       pieces.push({ text: characters, isWord: false });
     } else {
       pieces.push(...splitPlaceholders(characters, continuesWord));
-      continuesWord = true;
     }
+    continuesWord = true;
   }
   return pieces;
 }
