@@ -95,7 +95,7 @@ INTERNAL = {
         "translate_windows",
         "load_reranker",
         "list_src_tags",
-        "find_languages",
+        "find_directions",
         "score_hypotheses",
     ],
     "PairAttention": ["as_json"],

@@ -374,9 +374,9 @@ def test_a_fine_tuned_model_of_languages_still_has_its_old_directions(tmp_path: 
     old = translator.choose_tags(src_lang="eng_Latn", tgt_lang="fra_Latn")
     assert old[:2] == ("eng_Latn", "fra_Latn")
     # a reranker chooses the direction of its reverse model by these languages
-    [languages] = translator.find_languages(old)
+    [languages] = translator.find_directions(old)
     assert (languages.src_lang, languages.tgt_lang) == ("eng_Latn", "fra_Latn")
-    [languages] = translator.find_languages(translator.choose_tags())
+    [languages] = translator.find_directions(translator.choose_tags())
     assert (languages.src_lang, languages.tgt_lang) == ("de", "en")
     with pytest.raises(ConfigError, match="the model translates de to en"):
         translator.choose_tags(tgt_lang="xx")

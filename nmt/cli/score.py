@@ -89,7 +89,7 @@ class _WindowScorer:
         self._tags = translator.choose_tags(**config.language_options)
         self._reverse_model = None
         if config.reverse_model is not None:
-            languages = translator.find_languages(self._tags)
+            languages = translator.find_directions(self._tags)
             self._reverse_model = ReverseModel(config.reverse_model, languages, config.device)
         self._other_sources = OtherLines(config.contrast_lines, "sources")
         self._other_targets = OtherLines(config.contrast_lines, "targets")

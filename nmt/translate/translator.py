@@ -309,14 +309,14 @@ class Translator:
         if options.rerank is None:
             return None
         options.rerank.count_candidates(config)  # raises an error if search finds fewer candidates
-        return make_reranker(options.rerank, self.find_languages(options.tags), self.device)
+        return make_reranker(options.rerank, self.find_directions(options.tags), self.device)
 
     def list_src_tags(self, tags: Tags) -> list[str]:
         """Return the tags that sources may begin with: source tags of `tags` and all directions."""
         src_tags = [direction.src_tag for direction in self.directions]
         return [tag for tag in (tags.src, *tags.src_choices, *src_tags) if tag]
 
-    def find_languages(self, tags: Tags) -> list[LanguagePair]:
+    def find_directions(self, tags: Tags) -> list[LanguagePair]:
         """Return the directions that text with these tags may have."""
         if tags.src_choices:  # the text itself has a tag
             return list(self.directions)
