@@ -85,7 +85,8 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     )
     tune: bool = option(
         False,
-        "find small weights of rerank=noisy_channel with almost the best score by the first metric",
+        "search for weights of rerank=noisy_channel: the smallest ones that almost reach the best "
+        "score in the first metric",
     )
     metric_command: str | None = option(
         None, "command that reads JSON lines of src, mt and refs, and prints a number for each"

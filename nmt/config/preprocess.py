@@ -42,7 +42,7 @@ class FilterConfig(Settings):
     )
     min_letters: float = option(
         0.0,
-        "minimum share of letters among the characters of a side other than spaces",
+        "minimum share of letters in each side; spaces do not count",
         low=0,
         high=1,
     )
@@ -51,8 +51,8 @@ class FilterConfig(Settings):
     )
     duplicates: Duplicates = option(
         Duplicates.keep,
-        "drop pairs that repeat a pair, a src or a tgt, except the one with the best score, or "
-        "else the first; keep drops none",
+        "drop pairs with the same pair, src or tgt as another; the pair with the best score stays, "
+        "or else the first; keep drops none",
     )
     max_unknown: float = option(1.0, "maximum share of unknown and byte tokens", low=0, high=1)
     max_foreign: float = option(1.0, "maximum share of letters of other scripts", low=0, high=1)

@@ -20,7 +20,7 @@ class ServeConfig(InferenceConfig):
     backend: Engine = option(Engine.auto, BACKEND_HELP)
     num_workers: int | None = option(
         None,
-        "processes that search (native backend, Linux CPU), at least 2, since one is for short "
+        "processes that search (native backend, Linux CPU); 2 or more, since one is kept for short "
         "requests; 0: search in the server process; null: one per thread, at most 4",
         low=0,
         high=1024,

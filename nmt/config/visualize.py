@@ -102,13 +102,13 @@ class VisualizeConfig(RuntimeConfig):
     )
     layers: list[int] = option(
         [],
-        "numbers of the layers, from 1: what=attention as .png draws these layers, by default all, "
-        "and what=steps draws one layer, by default 1",
+        "numbers of layers, from 1; what=attention as .png draws these layers (default: all), and "
+        "what=steps draws one layer (default: 1)",
     )
     heads: list[int] = option(
         [],
-        "numbers of the heads, from 1: what=attention as .png draws these heads, by default all, "
-        "or their mean for 0, and what=steps draws one head, by default 1",
+        "numbers of heads, from 1; what=attention as .png draws these heads (default: all; 0: the "
+        "mean of all heads), and what=steps draws one head (default: 1)",
     )
     words: list[str] = option(
         [],
