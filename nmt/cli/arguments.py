@@ -31,8 +31,7 @@ _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
 # matches advice that begins with one of our keys, such as "write max_updates=100000"
 _ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
-# matches words that are not values: settings, such as `+seed=1`, and flags, such as `--help`, but
-# not negative numbers
+# see `_is_setting_or_flag`
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")
 _LIKELY_KEYS = {  # for each command, the keys that the user probably means by words without a key
     "preprocess": ("data.train.src", "data.train.tgt"),
@@ -74,13 +73,15 @@ class CommandLine:
 def read_arguments(words: list[str], command: Command) -> CommandLine:
     """Parse the words after the name of a command; raise a `ConfigError` for an unknown key."""
     command_line = CommandLine()
-    remaining = deque(words)
-    is_after_flag = False  # whether the previous words were a flag and its value
-    while remaining:
-        word = remaining.popleft()
+    remaining_words = deque(words)
+    newest_flag: Argument | None = None  # set if the previous words were a flag and its value
+    while remaining_words:
+        word = remaining_words.popleft()
+        flag_before_word = newest_flag
+        newest_flag = None
         name, equals, value = word.partition("=")
-        if name in _FLAGS_WITH_VALUE and not equals and remaining:
-            value = remaining.popleft()
+        if name in _FLAGS_WITH_VALUE and not equals and remaining_words:
+            value = remaining_words.popleft()
         if name in _SWEEP_FLAGS:
             command_line.is_sweep = True
         elif name in _CONFIG_FLAGS:
@@ -93,23 +94,29 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
             command_line.hydra_words.append(word)
         elif word.startswith("-"):  # --beam-size 4, --beam_size=4 or --sampling
             if not equals:
-                has_value = bool(remaining) and not _SETTING_OR_FLAG.match(remaining[0])
-                value = remaining.popleft() if has_value else "true"
+                has_value = bool(remaining_words) and not _is_setting_or_flag(remaining_words[0])
+                value = remaining_words.popleft() if has_value else "true"
             key = name.lstrip("-").replace("-", "_")
-            command_line.arguments.append(parse_argument(f"{key}={value}", command))
-            is_after_flag = True
-            continue
+            newest_flag = parse_argument(f"{key}={value}", command)
+            command_line.arguments.append(newest_flag)
         elif not equals and not _is_bare_flag(word):  # no setting, but a lone key or value
             advice = ""
-            if is_after_flag:
-                advice = _advise_on_second_value(word, command_line.arguments[-1])
+            if flag_before_word is not None:
+                advice = _advise_on_second_value(word, flag_before_word)
             if not advice:
-                advice = _advise_on_word(word, list(remaining), command)
+                advice = _advise_on_word(word, list(remaining_words), command)
             raise ConfigError(f"{word} is not a setting; {advice}")
         else:
             command_line.arguments.append(parse_argument(word, command))
-        is_after_flag = False
     return command_line
+
+
+def _is_setting_or_flag(word: str) -> bool:
+    """Return whether a word is a setting, such as `+seed=1`, or a flag, such as `--help`.
+
+    Other words are values. A negative number is a value.
+    """
+    return _SETTING_OR_FLAG.match(word) is not None
 
 
 def _is_bare_flag(word: str) -> bool:
@@ -176,7 +183,7 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
         for text in next_words:
             if text.startswith("-"):
                 break  # a flag, whose value follows
-            if not _SETTING_OR_FLAG.match(text):
+            if not _is_setting_or_flag(text):
                 values.append(text)
         settings = []
         for position, likely_key in enumerate(keys):

@@ -96,9 +96,9 @@ def compose_command(
         arguments = _add_recorded_config(arguments)
     # for completion, the shell runs the command with `--shell-completion query=...`
     if any(word.startswith("query=") for word in command_line.hydra_words):
-        values = complete_values(os.environ.get("COMP_LINE", ""), command)
-        if values:  # else Hydra completes the key
-            print("\n".join(values))
+        completions = complete_values(os.environ.get("COMP_LINE", ""), command)
+        if completions:  # else Hydra completes the key
+            print("\n".join(completions))
             return None
     try:
         if command_line.is_sweep or command_line.hydra_words:
@@ -313,10 +313,11 @@ def _uses_run_model(command: Command, arguments: Iterable[Argument]) -> bool:
     defaults = _schema_defaults(command.name)
     if "model_dir" not in defaults or "run_dir" in defaults:
         return False
-    if defaults["model_dir"] is not None:
+    always_needs_model = defaults["model_dir"] is not None
+    if always_needs_model:
         return True
-    # An experiment has a run, whose model is the default. Given hypotheses, nmt-evaluate needs no
-    # model.
+    # nmt-evaluate needs a model unless it gets hypotheses. An experiment has a run, whose model is
+    # then the default.
     keys = {argument.key for argument in arguments}
     return "experiment" in keys and "hypotheses" not in keys
 

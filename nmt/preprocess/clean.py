@@ -89,6 +89,9 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     """
     reader = _ChunkReader(chunk)
     texts = reader.read()  # sources, targets and perhaps alignments
+    alignments = None
+    if len(texts) > 2:
+        alignments = texts[2]
     scores = None if held_out else reader.read_scores()
     reader.remove_overlong_errors()
     result = CleanChunk(
@@ -98,7 +101,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
         kept_rows=np.arange(chunk.num_pairs),
         counts=reader.counts,
         scores=scores,
-        alignments=texts[2] if len(texts) > 2 else None,
+        alignments=alignments,
     )
     overlong = []
     for line_number, side in chunk.overlong:

@@ -114,23 +114,9 @@ class ShardEncoder:
         src_lines, tgt_lines = _add_tags(chunk)
         src = self._src_encoder.encode(src_lines)
         tgt = self._tgt_encoder.encode(tgt_lines)
-        if self._held_out is not None:  # `chunk` has training pairs
-            tags = chunk.raw_chunk.source.tags
-            src_tag_ids = self._src_tokenizer.encode(tags.src)
-            tgt_tag_ids = self._tgt_tokenizer.encode(tags.tgt)
-            # this drops pairs from `chunk` itself; `keep` (N,) marks the remaining ones
-            keep = drop_by_tokens(
-                chunk,
-                lengths=(src.lengths, tgt.lengths),
-                tag_lengths=[len(src_tag_ids), len(tgt_tag_ids)],
-                unknown=(
-                    self._src_encoder.count_unknown(src),
-                    self._tgt_encoder.count_unknown(tgt),
-                ),
-                config=config,
-            )
-            src = src.select(keep)
-            tgt = tgt.select(keep)
+        has_training_pairs = self._held_out is not None
+        if has_training_pairs:
+            src, tgt = self._drop_by_tokens(chunk, src, tgt)
         texts = None
         if config.keep_text:
             texts = _add_tags(chunk)  # `src_lines` and `tgt_lines` still have the dropped pairs
@@ -143,6 +129,24 @@ class ShardEncoder:
             if texts is not None:
                 texts = (context.join_texts(chunk.src, 0), context.join_texts(chunk.tgt, 1))
         return src, tgt, texts
+
+    def _drop_by_tokens(
+        self, chunk: CleanChunk, src: EncodedLines, tgt: EncodedLines
+    ) -> tuple[EncodedLines, EncodedLines]:
+        """Drop pairs from `chunk` by their tokens. Returns the ids of the remaining pairs."""
+        tags = chunk.raw_chunk.source.tags
+        src_tag_ids = self._src_tokenizer.encode(tags.src)
+        tgt_tag_ids = self._tgt_tokenizer.encode(tags.tgt)
+        src_unknown = self._src_encoder.count_unknown(src)
+        tgt_unknown = self._tgt_encoder.count_unknown(tgt)
+        keep = drop_by_tokens(
+            chunk,
+            lengths=(src.lengths, tgt.lengths),
+            tag_lengths=[len(src_tag_ids), len(tgt_tag_ids)],
+            unknown=(src_unknown, tgt_unknown),
+            config=self._job.config,
+        )
+        return src.select(keep), tgt.select(keep)
 
     def _number_links(
         self, chunk: CleanChunk, src: EncodedLines, tgt: EncodedLines
@@ -244,7 +248,7 @@ class DocumentContext:
     """Joins each pair of a chunk with the pairs before it, for models that translate documents.
 
     Line i of a file has up to i mod (data.context + 1) lines of context. With data.context=2, for
-    example, consecutive lines have up to 0, 1, 2, 0, 1, 2, ... lines of context. So the model
+    example, the lines 3, 4, 5, 6, ... have up to 0, 1, 2, 0, ... lines of context. So the model
     learns to use any number of lines up to `data.context`. The context does not go beyond an empty
     or a dropped line, and the joined lines never exceed `max_length`.
 
@@ -284,8 +288,8 @@ class DocumentContext:
             for j in reversed(range(earliest, i)):  # begins with the nearest pair
                 total_lengths = total_lengths + lengths_with_separator[j]
                 has_gap = line_numbers[j] + 1 != line_numbers[j + 1]  # a dropped line
-                is_empty = has_empty_side[j] or has_empty_side[j + 1]
-                if has_gap or is_empty or total_lengths.max() > config.max_length:
+                has_empty_line = has_empty_side[j] or has_empty_side[j + 1]
+                if has_gap or has_empty_line or total_lengths.max() > config.max_length:
                     break
                 start = j
             self._starts.append(start)

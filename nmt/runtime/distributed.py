@@ -114,7 +114,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     Raises `PeerError` if another rank is lost or does not answer within `timeout_seconds`.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # for torch's timers and barriers
+        torch.cuda.set_device(device)  # torch's timers and barriers use the current device
     if world.size == 1:
         yield
         return

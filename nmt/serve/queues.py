@@ -186,8 +186,8 @@ class ClientQueues:
                 "client; send fewer"
             )
         is_full = self.num_waiting + num_segments > self._max_waiting
-        # `_num_segments` also counts segments that no longer wait. Only if this number exceeds the
-        # limit are the waiting segments counted, which takes time.
+        # `_num_segments` also counts segments that no longer wait. The waiting segments are counted
+        # only if this number exceeds the limit, since counting takes time.
         if self._num_segments[client] + num_segments > self.max_per_client:
             num_waiting = sum(request.num_waiting for request in self._queues.get(client, ()))
             is_full = is_full or num_waiting + num_segments > self.max_per_client

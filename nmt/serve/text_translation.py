@@ -198,15 +198,15 @@ class TextTranslator:
         may begin in an earlier text.
         """
         needs_alignment = any(text.needs_alignment for text in source_texts)
-        separator = ""  # between sentences that are translated together; empty without context
-        # The translation of a sentence is cut out of the translation of the sentence with its
-        # context. Scores, alternatives, a prefix and an alignment cannot be cut.
+        # With context, the translation of a sentence is cut out of the translation of the sentence
+        # and its context. Scores, alternatives, a prefix and an alignment cannot be cut.
         can_divide = (
             not options.with_scores
             and options.n_best == 1
             and not options.prefix
             and not needs_alignment
         )
+        separator = ""  # sentences are translated without context
         if self._config.context > 0 and can_divide:
             separator = find_common_separator(direction.translator.tokenizer)
         sentences = list_sentences(source_texts)

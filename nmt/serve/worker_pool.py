@@ -127,9 +127,11 @@ class WorkerPool:
         """Load the models. Raises the exceptions of `Translator.load`."""
         self.num_workers = max(num_sharing_workers, 2)
         self.num_deaths = 0
-        folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
-        self._model_dirs = config.model_dir
-        self._config = replace(config, model_dir=folders)
+        self._configured_dirs = (
+            config.model_dir
+        )  # folders of models or runs, as the user named them
+        model_folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
+        self._config = replace(config, model_dir=model_folders)
         # if the second worker is for urgent requests only, both have one thread for each core
         self._num_threads = max(torch.get_num_threads() // num_sharing_workers, 1)
         self._control = self._start_loader()
@@ -145,7 +147,7 @@ class WorkerPool:
             process = subprocess.Popen(command, pass_fds=[fd])
         # waits for the end of the process, which would otherwise leave a zombie
         threading.Thread(target=process.wait, daemon=True).start()
-        # a duplicate of the file descriptor, since closing `connection` closes it
+        # `connection.close` closes its file descriptor, so it gets a duplicate
         connection = Connection(os.dup(control.fileno()))
         try:
             connection.send(LoadModels(self._config, self._num_threads))
@@ -169,8 +171,8 @@ class WorkerPool:
             info = load_info(folder)
             tokenizers = load_model_tokenizers(folder, info)
             backend = RemoteBackend(self, model_index, info, tokenizers)
-            model_dir = resolve_path(self._model_dirs[model_index])
-            note_on_other_models = describe_other_models(model_dir, folder)
+            configured_dir = resolve_path(self._configured_dirs[model_index])
+            note_on_other_models = describe_other_models(configured_dir, folder)
             log.info("model %s, %d updates, on cpu%s", folder, info.updates, note_on_other_models)
             directions = find_model_directions(info, tokenizers)
             translators.append(Translator(backend, tokenizers, info.search, directions))
