@@ -114,12 +114,12 @@ def attention_figure(
     rows = [piece.translate(replacements) for piece in attention_map.rows]
     columns = [piece.translate(replacements) for piece in attention_map.columns]
     are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
-    num_cells_across = len(columns) * len(heads)
-    num_cells_down = len(rows) * len(layers)
-    num_cells = max(num_cells_across, num_cells_down)
+    # the larger number of cells decides, since width and height have the same limit
+    num_cells = max(len(columns) * len(heads), len(rows) * len(layers))
     cell_inches = min(_MAX_CELL_INCHES, _MAX_FIGURE_INCHES / num_cells)
     label_points = min(_MAX_LABEL_POINTS, _LABEL_POINTS_PER_INCH * cell_inches)
     margin = _LABEL_MARGIN_INCHES if are_all_labeled else _PLAIN_MARGIN_INCHES
+    title_points = 11 if are_all_labeled else 8
     panel_width = max(cell_inches * len(columns) + margin, _MIN_PANEL_WIDTH_INCHES)
     panel_height = cell_inches * len(rows) + margin
     figure = style.figure(
@@ -138,9 +138,10 @@ def attention_figure(
                 head_weights = weights[layer - 1, head - 1]
                 head_name = f"head {head}"
             axes = panels[i, j]
-            axes.set_title(f"layer {layer}, {head_name}", fontsize=11 if are_all_labeled else 8)
+            axes.set_title(f"layer {layer}, {head_name}", fontsize=title_points)
+            is_bottom = i == len(layers) - 1
             has_row_labels = are_all_labeled or j == 0
-            has_column_labels = are_all_labeled or i == len(layers) - 1
+            has_column_labels = are_all_labeled or is_bottom
             style.heat_map(
                 axes,
                 head_weights,
