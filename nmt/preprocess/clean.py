@@ -259,7 +259,7 @@ class _ChunkReader:
         """Apply a rule to all lines of one side, in place, and count the replacements."""
         num_matches, rows = _substitute(lines, rule.pattern, rule.replacement)
         examples = [self._chunk.locate(row, side) for row in rows[:NUM_EXAMPLES]]
-        self.counts.add(self.counts.replaced, rule.name, num_matches, examples)
+        self.counts.add_replaced(rule.name, num_matches, examples)
 
     def _decode(self, side: int) -> str:
         r"""Decode the lines of one file as one text, without the last \n."""

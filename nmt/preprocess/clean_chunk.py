@@ -31,17 +31,27 @@ class PairCounts:
     examples: dict[str, list[Location]] = field(default_factory=dict)
     """The first locations for each reason and rule, at most `NUM_EXAMPLES`."""
 
-    def add(self, counter: Counter[str], name: str, number: int, examples: list[Location]) -> None:
-        """Add `number` to `counter[name]`, where `counter` is `dropped` or `replaced`.
+    def add_dropped(self, reason: str, num_pairs: int, examples: list[Location]) -> None:
+        """Count pairs that were dropped. `examples` are the first locations in a chunk."""
+        if num_pairs:
+            self.kept -= num_pairs
+            self.dropped[reason] += num_pairs
+            self._add_examples(reason, examples)
 
-        `examples` are the first locations on one side of a chunk. The examples of the other side
-        may have been added before. All examples together are sorted by line.
-        """
+    def add_replaced(self, rule: str, number: int, examples: list[Location]) -> None:
+        """Count characters or bytes that were replaced. `examples` are as in `add_dropped`."""
         if number:
-            counter[name] += number
-            distinct = dict.fromkeys(self.examples.get(name, []) + examples)
-            by_line = sorted(distinct, key=lambda location: location.line)
-            self.examples[name] = by_line[:NUM_EXAMPLES]
+            self.replaced[rule] += number
+            self._add_examples(rule, examples)
+
+    def _add_examples(self, name: str, examples: list[Location]) -> None:
+        """Add locations on one side of a chunk, and keep the first ones by line.
+
+        The locations on the other side may have been added before.
+        """
+        distinct = dict.fromkeys(self.examples.get(name, []) + examples)
+        by_line = sorted(distinct, key=lambda location: location.line)
+        self.examples[name] = by_line[:NUM_EXAMPLES]
 
     def merge(self, counts: PairCounts) -> None:
         """Add the counts of the next chunk. Chunks are merged in the order of their lines."""
@@ -144,8 +154,7 @@ class CleanChunk:
         keep: Mask = ~is_dropped
         num_dropped = int(is_dropped.sum())
         if num_dropped:
-            self.counts.kept -= num_dropped
-            self.counts.add(self.counts.dropped, reason, num_dropped, examples)
+            self.counts.add_dropped(reason, num_dropped, examples)
             indices = np.flatnonzero(keep).tolist()
             self.src = [self.src[i] for i in indices]
             self.tgt = [self.tgt[i] for i in indices]
@@ -163,7 +172,7 @@ class CleanChunk:
         number of errors.
         """
         examples = [self.locate_error(error) for error in sort_by_line(errors)]
-        self.counts.add(self.counts.replaced, reason, number, examples)
+        self.counts.add_replaced(reason, number, examples)
 
 
 def sort_by_line(errors: Collection[LineError]) -> list[LineError]:
