@@ -21,7 +21,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -120,18 +120,31 @@ def _load_and_fork(control: socket.socket) -> None:
         _, fds, _, _ = socket.recv_fds(control, 1, 1)  # a byte and a file descriptor
         if not fds:  # the server has closed its end
             return
-        fd = fds[0]
         loader_pid = os.getpid()
-        if os.fork() == 0:
-            # end with the loader, even during a search
-            set_parent_death_signal(signal.SIGKILL)
-            if os.getppid() != loader_pid:  # the loader ended before the signal was set
-                os._exit(0)
-            control.close()
-            torch.set_num_threads(request.num_threads)
-            os.write(fd, STARTED_BYTE)
-            _SearchProcess(Connection(fd), translators).run()
-        os.close(fd)
+        if os.fork() == 0:  # this is the worker
+            _run_worker(fds[0], control, loader_pid, translators, request.num_threads)
+        os.close(fds[0])
+
+
+def _run_worker(
+    fd: int,
+    control: socket.socket,
+    loader_pid: int,
+    translators: list[Translator],
+    num_threads: int,
+) -> NoReturn:
+    """Search in a forked process that is connected to the server by the socket `fd`.
+
+    Raises EOFError or ConnectionError when the server closes its end.
+    """
+    # end with the loader, even during a search
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != loader_pid:  # the loader ended before the signal was set
+        os._exit(0)
+    control.close()  # only the loader uses this socket
+    torch.set_num_threads(num_threads)
+    os.write(fd, STARTED_BYTE)
+    _SearchProcess(Connection(fd), translators).run()
 
 
 def _load_translators(config: ServeConfig) -> list[Translator]:
@@ -158,7 +171,7 @@ class _SearchProcess:
         self._connection = connection
         self._translators = translators
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Process messages. Raises EOFError or ConnectionError when the server closes its end."""
         while True:
             message = self._connection.recv()
