@@ -25,6 +25,7 @@ training text and repaired in held-out text.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -232,19 +233,22 @@ class _ChunkReader:
             return None
         scores = np.zeros(len(self._score_texts))
         for row, text in enumerate(self._score_texts):
-            try:
-                scores[row] = float(text)
-            except ValueError:
-                scores[row] = np.nan
-            if not np.isfinite(scores[row]):
-                scores[row] = 0.0
-                message = f"no score, but {repr(text)[:30]}"
-                if text == "" and source.format is Format.tsv:
-                    message = f"no score in column {source.score}"
-                elif text == "" and source.score is not None:
-                    message = f'no score in the field "{source.score}"'
-                self.malformed.setdefault(row, LineError(row, file_index, message))
+            score = _parse_score(text)
+            if score is None:
+                error = LineError(row, file_index, self._describe_missing_score(text))
+                self.malformed.setdefault(row, error)
+            else:
+                scores[row] = score
         return scores
+
+    def _describe_missing_score(self, text: str) -> str:
+        """Return the message about a line that has `text` instead of a score."""
+        source = self._chunk.source
+        if text == "" and source.format is Format.tsv:
+            return f"no score in column {source.score}"
+        if text == "" and source.score is not None:
+            return f'no score in the field "{source.score}"'
+        return f"no score, but {repr(text)[:30]}"
 
     def remove_overlong_errors(self) -> None:
         """Remove overlong lines from `malformed`.
@@ -352,6 +356,15 @@ class _ChunkReader:
             self.not_utf8.setdefault((row, 0), LineError(row, 0, message))
         # the texts no longer have a line feed, so this only replaces the other characters
         return self._split("\n".join(texts), 0)
+
+
+def _parse_score(text: str) -> float | None:
+    """Return a finite number, or None for other text."""
+    try:
+        score = float(text)
+    except ValueError:
+        return None
+    return score if math.isfinite(score) else None
 
 
 def _parse_json(line: str) -> tuple[dict[str, Any], str | None]:

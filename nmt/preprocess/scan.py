@@ -34,7 +34,7 @@ from nmt.config import PreprocessConfig, SplitBy
 from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import clean
-from nmt.preprocess.clean_chunk import CleanChunk, PairCounts
+from nmt.preprocess.clean_chunk import CleanChunk, PairCounts, Scores
 from nmt.preprocess.duplicates import HashWriter, hash_compared_unit, hash_normal_forms
 from nmt.preprocess.filters import drop_by_text
 from nmt.preprocess.workspace import Job, Task, run_stage
@@ -105,16 +105,24 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 if drops_duplicates:
                     pair_hashes = hash_compared_unit(chunk.src, chunk.tgt, config.filter.duplicates)
                     rows = pair_numbers - span.first_pair  # (N,), indices in the span
-                    scores = chunk.scores
-                    if scores is None and config.data.has_scores:
-                        # of equal pairs in several corpora, one with a score is then kept
-                        scores = np.full(len(rows), -np.inf)
+                    scores = _scores_for_duplicates(chunk, config)
                     hash_writer.add_rows(pair_hashes, rows, form_hashes, scores)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:
             np.concatenate(sampled_keys).tofile(temporary)
         return {"candidates": candidates, "pairs": vars(counts)}
 
     return scan_span
+
+
+def _scores_for_duplicates(chunk: CleanChunk, config: PreprocessConfig) -> Scores | None:
+    """Return the scores (N,) by which `find_duplicates` chooses among equal pairs, or None.
+
+    If only other corpora have scores, the scores are -inf. Of equal pairs in several corpora, one
+    with a score is then kept.
+    """
+    if chunk.scores is None and config.data.has_scores:
+        return np.full(len(chunk.src), -np.inf)
+    return chunk.scores
 
 
 def _find_candidates(
