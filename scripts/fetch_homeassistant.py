@@ -39,9 +39,8 @@ WHEEL_SHA256 = "8167820cac4b8defe895fd2c36ac23402a445d1fe6028e8cde24caabb935282c
 
 MAX_CHARS = 400  # longer texts are help pages with lists and code, not sentences
 MAX_IDENTICAL_WORDS = 2  # a longer text that equals its translation is not translated
-MAX_RATIO = (
-    2.5  # largest factor between the length ratio of a pair and the mean ratio of the corpus
-)
+# largest factor between the length ratio of a pair and the mean ratio of the corpus
+MAX_RATIO = 2.5
 RATIO_SLACK_CHARS = 10  # added to both lengths, since ratios of single words vary a lot
 # held-out sources; a small corpus holds out a tenth for the test set and a twentieth for validation
 MAX_TEST = 1000

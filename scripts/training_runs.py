@@ -41,7 +41,7 @@ def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:
     if not data_dir.exists():
         run_nmt("preprocess", [*settings, f"data_dir={data_dir}"])
         settings_file.write_text(json.dumps(settings) + "\n", encoding="utf-8")
-    elif json.loads(settings_file.read_text(encoding="utf-8")) != settings:
+    elif not settings_file.exists() or json.loads(settings_file.read_text("utf-8")) != settings:
         sys.exit(f"{data_dir} has another text or vocabulary size; give another --output")
 
 

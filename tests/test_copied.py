@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from toy import command
 from translating import write_model
 
 from nmt import Translator
+from nmt.translate.batch_search import Segment
 from nmt.translate.copied import CopiedEnds, split_ends
+from nmt.translate.results import LineResult, Translation, restore_lines
+from nmt.translate.windows import EncodedWindow, Window
 
 ENDS = {
     "A house 👍": ("", " 👍", "A house"),
@@ -41,6 +45,9 @@ WITHOUT_ENDS = [
     "👍",
     "👍 https://example.org",
     "@ home",
+    "mail @ home \t",
+    "Hello  ",
+    "Über  ",
 ]
 
 
@@ -52,12 +59,65 @@ def test_emoji_and_addresses_at_the_ends_of_a_line_are_found() -> None:
         assert split_ends(line) == (CopiedEnds(), line), line
 
 
-def test_a_full_stop_is_removed_only_before_an_address() -> None:
-    address = CopiedEnds("", " www.example.org")
-    assert address.add_to("Besuchen Sie.", "Visit") == "Besuchen Sie www.example.org"
-    assert address.add_to("Ein Haus.", "A house.") == "Ein Haus. www.example.org"
-    assert address.add_to("Und so weiter...", "And so on") == "Und so weiter... www.example.org"
-    assert CopiedEnds("🎉 ", "👍").add_to("Ein Haus.", "A house") == "🎉 Ein Haus.👍"
+ADDRESS = CopiedEnds("", " www.example.org")
+RESTORED = [
+    (ADDRESS, "Visit", "Besuchen Sie.", "Besuchen Sie www.example.org"),
+    (ADDRESS, "A house.", "Ein Haus.", "Ein Haus. www.example.org"),
+    (ADDRESS, "And so on", "Und so weiter...", "Und so weiter... www.example.org"),
+    (CopiedEnds("🎉 ", "👍"), "A house", "Ein Haus.", "🎉 Ein Haus.👍"),
+]
+
+
+@pytest.mark.parametrize(("ends", "middle", "translation", "expected"), RESTORED)
+def test_a_full_stop_is_removed_only_before_an_address(
+    ends: CopiedEnds, middle: str, translation: str, expected: str
+) -> None:
+    [result] = restore(ends, middle, Translation(translation, 0.0, 0.0, [], finished=True))
+    assert result.text == expected
+
+
+def restore(ends: CopiedEnds, middle: str, translation: Translation) -> list[Translation]:
+    """Return a translation of the middle of a line after `restore_lines`."""
+    encoded = EncodedWindow(
+        Window(0, [middle]),
+        [[Segment([4], [])]],
+        [0],
+        texts=[middle],
+        cases=[""],
+        copied_texts=[""],
+        ends=[ends],
+        num_source_tag_tokens=[0],
+        num_target_tag_tokens=0,
+    )
+    source_tokens = ["▁Visit", "</s>"] if translation.alignment is not None else []
+    result = LineResult([translation], source_tokens=source_tokens)
+    [restored] = restore_lines([result], encoded)
+    return restored.translations
+
+
+def test_the_token_of_a_removed_full_stop_is_removed() -> None:
+    translation = Translation(
+        "Besuchen Sie.",
+        score=-0.6,
+        log_prob=-0.6,
+        tokens=["▁Besuchen", "▁Sie", "."],
+        finished=True,
+        token_log_probs=[-0.1, -0.1, -0.2, -0.2],
+        alignment=[0, 0, 1],
+    )
+    [restored] = restore(ADDRESS, "Visit", translation)
+    assert restored.text == "Besuchen Sie www.example.org"
+    assert restored.tokens == ["▁Besuchen", "▁Sie", "▁www.example.org"]
+    assert restored.token_log_probs == [-0.1, -0.1, 0.0, -0.2]
+    assert restored.alignment == [0, 0, 2]
+    # some engines have no log-probabilities of tokens
+    [restored] = restore(ADDRESS, "Visit", replace(translation, token_log_probs=[]))
+    assert restored.token_log_probs == []
+    # a full stop within a longer token stays
+    tokens = ["▁Besuchen", "▁Sie."]
+    joined = replace(translation, tokens=tokens, alignment=[0, 0], token_log_probs=[])
+    [restored] = restore(ADDRESS, "Visit", joined)
+    assert restored.text == "Besuchen Sie. www.example.org"
 
 
 @pytest.mark.parametrize("case", ["👍", "👍 ", "a@b.c ", "a ", "1", "👍a", " "])
@@ -102,7 +162,7 @@ def test_the_web_page_copies_the_same_ends(tmp_path: Path) -> None:
     const lines = JSON.parse(readFileSync(0));
     const results = lines.map((line) => {
       const ends = splitEnds(line);
-      return [ends.start, ends.rest, ends.end, addEnds("Ein Haus.", ends)];
+      return [ends.start, ends.middle, ends.end, addEnds("Ein Haus.", ends)];
     });
     console.log(JSON.stringify(results));
     """
@@ -115,8 +175,10 @@ def test_the_web_page_copies_the_same_ends(tmp_path: Path) -> None:
     ]
     expected = []
     for line in lines:
-        ends, rest = split_ends(line)
-        expected.append([ends.start, rest, ends.end, ends.add_to("Ein Haus.", rest)])
+        ends, middle = split_ends(line)
+        translation = Translation("Ein Haus.", 0.0, 0.0, [], finished=True)
+        [restored] = restore(ends, middle, translation)
+        expected.append([ends.start, middle, ends.end, restored.text])
     assert run_script(tmp_path, script, lines) == expected
 
 
@@ -136,6 +198,33 @@ def test_copied_ends_are_aligned_with_themselves(model: Path) -> None:
         assert alignment[-2:] == [num_source_tokens + 1, num_source_tokens + 2]
         assert len(translation.token_log_probs) == len(plain_translation.token_log_probs) + 3
         assert sum(translation.token_log_probs) == pytest.approx(plain_translation.log_prob)
+
+
+def test_a_copied_start_follows_the_language_tag() -> None:
+    translation = Translation(
+        "Haus",
+        score=-0.1,
+        log_prob=-0.1,
+        tokens=["▁<2de>", "▁Haus"],
+        finished=True,
+        alignment=[0, 1],
+    )
+    encoded = EncodedWindow(
+        Window(0, ["<2de> 👉 house"]),
+        [[Segment([4, 5], [4])]],
+        [0],
+        texts=["<2de> house"],
+        cases=[""],
+        copied_texts=[""],
+        ends=[CopiedEnds("👉 ", "")],
+        num_source_tag_tokens=[1],
+        num_target_tag_tokens=1,
+    )
+    result = LineResult([translation], source_tokens=["▁<2de>", "▁house", "</s>"])
+    [restored] = restore_lines([result], encoded)
+    assert restored.source_tokens == ["▁<2de>", "▁👉", "▁house", "</s>"]
+    assert restored.translations[0].tokens == ["▁<2de>", "▁👉", "▁Haus"]
+    assert restored.translations[0].alignment == [0, 1, 2]
 
 
 def test_tags_of_documents_stay_at_copied_ends(model: Path, tmp_path: Path) -> None:

@@ -214,3 +214,9 @@ def test_hostile_attributes_take_linear_time(unit: str) -> None:
         parse_html(f"<p title=a {unit * size}>b")
 
     assert_linear_time(parse, 2_000)
+
+
+def test_a_parameter_of_an_address_is_no_reference() -> None:
+    value = "?a=1&copy=2&ampx &copy; &copy &#39;&#x27 &notit; &unknown;"
+    [sentence] = parse_html(f'<img alt="{value}">').sentences
+    assert sentence == "?a=1&copy=2&ampx © © '' &notit; &unknown;"

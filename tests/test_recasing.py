@@ -137,6 +137,7 @@ RECASED_NAMES = {
         '<a class="X" href="Y Z">Anna flies.</a> &quot;THE pilot %d{N}: <0>{{ X }}</0>. & He 5%'
     ),
     "HTTPS://{HOST}/<ID>/ANNA {A, THE {#}} X<Y": "HTTPS://{HOST}/<ID>/ANNA {A, the {#}} X<Y",
+    "ANNA KNOWS WWW.X.ORG/<ID>/THE-PILOT NOW": "Anna knows WWW.X.ORG/<ID>/THE-PILOT now",
     "anna@x.org Knows The Pilot Today": "anna@x.org knows the pilot today",
     "ANNA FLIES. anna@x.org KNOWS. www.x.org": "Anna flies. anna@x.org knows. www.x.org",
     "ANNA FLIES. . (a@x.org KNOWS! ?. %s. - ANNA": "Anna flies. . (a@x.org knows! ?. %s. - Anna",

@@ -10,6 +10,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html.entities import html5
 from itertools import groupby, islice
 
 from nmt.documents.html_tokens import WHITE_SPACE, Attribute, Token, TokenKind, tokenize
@@ -18,6 +19,11 @@ from nmt.documents.texts import PlainText, get_translation_text, parse_plain_tex
 from nmt.translate.results import LineResult
 
 _SPACES = re.compile(f"[{WHITE_SPACE}]+")
+# A character reference in the value of an attribute. Unlike in text, a name without a semicolon is
+# none before "=", a letter or a digit: in "?a=1&copy=2", &copy is the name of a parameter.
+_REFERENCE = re.compile(
+    r"&(?:#\d+;?|#[xX][\da-fA-F]+;?|[A-Za-z][A-Za-z\d]*(?:;|(?![=A-Za-z\d;])))", re.ASCII
+)
 _QUOTES = {'"': "&quot;", "'": "&#39;"}  # the quotation marks of attributes, and their references
 _MAX_DEPTH = 32  # maximum nesting of elements; the tags of deeper elements are placed without text
 
@@ -132,9 +138,17 @@ def _parse_attribute(token: Token, attribute: Attribute, *, split_sentences: boo
     value = source[1:-1] if source[0] in _QUOTES else source
     if attribute.name != "title":  # browsers show the line ends of titles only
         value = _SPACES.sub(" ", value)
-    value = html.unescape(value)
+    value = _REFERENCE.sub(_resolve_reference, value)
     text = parse_plain_text(value, split_sentences=split_sentences)
     return AttributeText(text, value, source)
+
+
+def _resolve_reference(match: re.Match[str]) -> str:
+    """Return the character of a match of `_REFERENCE`, or the match for an unknown name."""
+    reference = match[0]
+    if reference.startswith("&#"):
+        return html.unescape(reference)
+    return html5.get(reference.removeprefix("&"), reference)
 
 
 def _is_boundary(token: Token) -> bool:

@@ -54,9 +54,8 @@ def measure_activations(
     """
     pairs = open_training_pairs("calibration_data", data_dir, info.tokenizer_sha256)
     model = _build_model(info, weights)
-    largest_activations: dict[str, list[float]] = defaultdict(
-        list
-    )  # a value per pair, keyed by name
+    # a value per pair, keyed by the name of the matrix
+    largest_activations: dict[str, list[float]] = defaultdict(list)
     for matrix_input in _find_inputs(model):
         hook = _record_largest(matrix_input, largest_activations)
         matrix_input.module.register_forward_pre_hook(hook)

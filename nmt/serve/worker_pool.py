@@ -127,9 +127,8 @@ class WorkerPool:
         """Load the models. Raises the exceptions of `Translator.load`."""
         self.num_workers = max(num_sharing_workers, 2)
         self.num_deaths = 0
-        self._configured_dirs = (
-            config.model_dir
-        )  # folders of models or runs, as the user named them
+        # folders of models or runs, as the user named them
+        self._configured_dirs = config.model_dir
         model_folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._config = replace(config, model_dir=model_folders)
         # if the second worker is for urgent requests only, both have one thread for each core

@@ -281,10 +281,12 @@ class Learner:
         for i, micro_batches in enumerate(batches):
             for micro_batch in micro_batches:
                 # DDP averages the gradient over ranks only in the last backward pass
-                exchange: AbstractContextManager[Any] = self._no_sync()
+                gradient_context: AbstractContextManager[Any]
                 if micro_batch is last_micro_batch:
-                    exchange = nullcontext()
-                with exchange:
+                    gradient_context = nullcontext()
+                else:
+                    gradient_context = self._no_sync()
+                with gradient_context:
                     loss, nll = self.compute_loss(micro_batch)
                     scaled_loss = self.scaler.scale(loss * loss_weight)
                     scaled_loss.backward()  # type: ignore[no-untyped-call]

@@ -52,20 +52,15 @@ class CopiedEnds(NamedTuple):
     start: str = ""  # emoji, with the spaces after them
     end: str = ""  # emoji and addresses, with the spaces before them
 
-    def add_to(self, translation: str, source: str) -> str:
-        """Return the translation of `source`, the middle of the line, with both ends.
+    def continues(self, middle: str) -> bool:
+        """Return whether an address belongs to the last sentence of `middle`, which has no mark.
 
-        If an address follows, and `source` does not end with a mark such as a full stop, removes
-        the full stop that the model may have added:
+        If so, a full stop that the model adds to the translation of `middle` is wrong:
 
             Visit https://example.org    ->    Besuchen Sie https://example.org
         """
         has_address = any(sign in self.end for sign in _ADDRESS_SIGNS)
-        source_has_mark = source.endswith(_MARKS)
-        ends_in_ellipsis = translation.endswith("..")
-        if has_address and not source_has_mark and not ends_in_ellipsis:
-            translation = translation.removesuffix(".").removesuffix("。")
-        return f"{self.start}{translation}{self.end}"
+        return has_address and not middle.endswith(_MARKS)
 
 
 def split_ends(line: str) -> tuple[CopiedEnds, str]:
@@ -94,7 +89,10 @@ def split_ends(line: str) -> tuple[CopiedEnds, str]:
 
 
 def _find_middle_end(line: str) -> int:
-    """Return the index of the spaces before the emoji and addresses at the end of a line."""
+    """Return the index of the spaces before the emoji and addresses at the end of a line.
+
+    Without these, returns the length of the line.
+    """
     _, trailing_emoji = _emoji_patterns()
     end_start = len(line)
     words = list(re.finditer(r"\S+", line))
@@ -109,6 +107,8 @@ def _find_middle_end(line: str) -> int:
         end_start = emoji.start()
         if end_start > word.start():  # the emoji directly follow a word, such as "Great!👍"
             break
+    if end_start == len(line):  # without emoji and addresses, spaces are not copied either
+        return end_start
     return len(line[:end_start].rstrip())
 
 

@@ -51,10 +51,10 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
     and EOS: split, truncate or error. `recase` converts lines in capitals or in title case to
     ordinary case before translation, and converts their translations back. `copy_symbols` copies
     web and e-mail addresses, emoji and other symbols: lines that consist of them, and emoji and
-    addresses at the ends of lines. `unk_replacement` replaces
-    each unknown token of a translation with the source word that it attends to most. `window_lines`
-    is the number of lines that are sorted by length and translated together. `context` is the
-    number of preceding lines that a model of documents (`data.context`) reads with each line.
+    addresses at the ends of lines. `unk_replacement` replaces each unknown token of a translation
+    with the source word that it attends to most. `window_lines` is the number of lines that are
+    sorted by length and translated together. `context` is the number of preceding lines that a
+    model of documents (`data.context`) reads with each line.
     """
 
     prefixes: Iterable[str] | None

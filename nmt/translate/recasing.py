@@ -42,7 +42,7 @@ _SPLIT_PLACEHOLDERS = re.compile(rf"({_PLACEHOLDER})")
 _SENTENCE_START = re.compile(
     rf"((?:^|[.!?…](?:\s|(?={_TAG})))(?:[^\w{{<%$&]|&(?!#?\w+;)|{_TAG})*)(?=([^\s<]*))(\w?)"
 )
-_ADDRESS = re.compile(r"^www\.|://|@")
+_ADDRESS = re.compile(r"(?i)^www\.|://|@")
 # A word with an address, a placeholder such as %s or $name, an entity, or a single brace or angle
 # bracket, which is neither a placeholder nor a tag. Where such a placeholder ends is not certain.
 _LITERAL = re.compile(r"(?i)://|^www\.|@|[{}<>$]|(?:^|\D)%|&#?\w+;")

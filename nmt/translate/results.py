@@ -202,44 +202,94 @@ def restore_lines(results: Sequence[LineResult], encoded: EncodedWindow) -> list
             ]
             result = replace(result, translations=translations)
         if any(ends):
-            # without a prefix of the user, which excludes ends, these are the tokens of the tag
-            num_tag_tokens = len(encoded.segments[i][0].prefix_ids)
-            result = _add_ends(result, ends, encoded.texts[i], num_tag_tokens)
+            result = _add_ends(
+                result,
+                ends,
+                encoded.texts[i],
+                num_source_tag_tokens=encoded.num_source_tag_tokens[i],
+                num_target_tag_tokens=encoded.num_target_tag_tokens,
+            )
         restored_results[i] = result
     return restored_results
 
 
-def _add_ends(result: LineResult, ends: CopiedEnds, source: str, num_tag_tokens: int) -> LineResult:
-    """Add the ends of a line to the translations of `source`, the rest of the line.
+def _add_ends(
+    result: LineResult,
+    ends: CopiedEnds,
+    middle: str,
+    *,
+    num_source_tag_tokens: int,
+    num_target_tag_tokens: int,
+) -> LineResult:
+    """Add the ends of a line to the translations of its middle.
 
-    With an alignment, each word of the ends also becomes a token on both sides, with a
-    log-probability of 0. Tokens of the start follow the tag, the first `num_tag_tokens` tokens.
+    With an alignment, each word of the ends also becomes a token on both sides. The tokens of the
+    start follow those of the tags, and those of the end follow the last EOS of the source.
     """
     start_tokens = [f"▁{word}" for word in ends.start.split()]
     end_tokens = [f"▁{word}" for word in ends.end.split()]
     num_start = len(start_tokens)
     first_end_position = num_start + len(result.source_tokens)
+    start_positions = range(num_source_tag_tokens, num_source_tag_tokens + num_start)
     end_positions = range(first_end_position, first_end_position + len(end_tokens))
     translations = []
     for translation in result.translations:
-        translation = replace(translation, text=ends.add_to(translation.text, source))
+        if ends.continues(middle):
+            translation = _remove_full_stop(translation)
+        translation = replace(translation, text=f"{ends.start}{translation.text}{ends.end}")
         if translation.alignment is not None:
-            alignment = [num_start + position for position in translation.alignment]
+            alignment = []
+            for position in translation.alignment:
+                follows_start = position >= num_source_tag_tokens
+                alignment.append(position + num_start if follows_start else position)
             insert_ends = partial(
-                _insert_values, start_index=num_tag_tokens, end_index=len(translation.tokens)
+                _insert_values,
+                start_index=num_target_tag_tokens,
+                end_index=len(translation.tokens),
             )
-            log_probs = translation.token_log_probs  # may have that of EOS after `end_index`
+            log_probs = translation.token_log_probs
+            if log_probs:  # an engine may leave them out
+                log_probs = insert_ends(log_probs, [0.0] * num_start, [0.0] * len(end_tokens))
             translation = replace(
                 translation,
                 tokens=insert_ends(translation.tokens, start_tokens, end_tokens),
-                token_log_probs=insert_ends(log_probs, [0.0] * num_start, [0.0] * len(end_tokens)),
-                alignment=insert_ends(alignment, range(num_start), end_positions),
+                token_log_probs=log_probs,
+                alignment=insert_ends(alignment, start_positions, end_positions),
             )
         translations.append(translation)
     source_tokens = result.source_tokens
     if source_tokens:
-        source_tokens = [*start_tokens, *source_tokens, *end_tokens]
+        source_tokens = _insert_values(
+            source_tokens,
+            start_tokens,
+            end_tokens,
+            start_index=num_source_tag_tokens,
+            end_index=len(source_tokens),
+        )
     return replace(result, translations=translations, source_tokens=source_tokens)
+
+
+def _remove_full_stop(translation: Translation) -> Translation:
+    """Remove the full stop at the end of a translation, but not an ellipsis of several.
+
+    With an alignment, also removes its token. If it is only a part of a token, it stays.
+    """
+    text = translation.text
+    if text.endswith("..") or not text.endswith((".", "。")):
+        return translation
+    if translation.alignment is None:
+        return replace(translation, text=text[:-1])
+    if translation.tokens[-1].removeprefix("▁") not in (".", "。"):
+        return translation
+    index = len(translation.tokens) - 1
+    log_probs = translation.token_log_probs
+    return replace(
+        translation,
+        text=text[:-1],
+        tokens=translation.tokens[:index],
+        token_log_probs=log_probs[:index] + log_probs[index + 1 :],
+        alignment=translation.alignment[:index],
+    )
 
 
 def _insert_values(

@@ -204,6 +204,9 @@ class EncodedWindow:
     cases: list[str]  # the case for the translation of each line, see `find_case`
     copied_texts: list[str]  # for each line, the text to copy instead of a translation, or ""
     ends: list[CopiedEnds]  # for each line, the text to copy to the ends of its translation
+    num_source_tag_tokens: list[int]
+    """For each line with ends, the number of tokens of its tag. 0 for other lines."""
+    num_target_tag_tokens: int  # number of tokens of the tag that all translations begin with
     has_hints: bool = False  # whether `segments` may contain hints of a glossary
 
 
@@ -229,6 +232,11 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
     line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
         line_prefixes = encode_target_prefixes(tokenizers.tgt, window.prefixes, tags.tgt)
+    num_source_tag_tokens = []
+    for prepared in prepared_lines:
+        tag = prepared.tag or tags.src
+        num_tag_tokens = len(tokenizers.src.encode(tag)) if any(prepared.ends) else 0
+        num_source_tag_tokens.append(num_tag_tokens)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
@@ -252,6 +260,8 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
         cases=[prepared.case for prepared in prepared_lines],
         copied_texts=copied_texts,
         ends=[prepared.ends for prepared in prepared_lines],
+        num_source_tag_tokens=num_source_tag_tokens,
+        num_target_tag_tokens=len(tag_ids),
         has_hints=bool(options.hints),
     )
 
@@ -263,6 +273,7 @@ class _PreparedLine(NamedTuple):
     case: str = ""  # the case for its translation, see `find_case`
     copied_text: str = ""  # the text to copy instead of a translation, or ""
     ends: CopiedEnds = CopiedEnds()  # the text to copy to the ends of the translation
+    tag: str = ""  # the language tag that the line begins with, or ""
 
 
 def _prepare_line(
@@ -284,7 +295,7 @@ def _prepare_line(
         text = glossary.keep_case(text, to_sentence_case(text, tokenizer))
     if case or any(ends):
         [line] = tag_lines([text], tag)
-    return _PreparedLine(line, case, ends=ends)
+    return _PreparedLine(line, case, ends=ends, tag=tag)
 
 
 class _SourceEncoder:

@@ -34,20 +34,20 @@ export function hasNoWords(line) {
 }
 
 /**
- * Divide a line into `start`, `rest` and `end`. Only the rest is translated: emoji are copied at both ends, and web
- * and e-mail addresses at the end. If the rest would have no letters or digits, both ends are empty.
+ * Divide a line into `start`, `middle` and `end`. Only the middle is translated: emoji are copied at both ends, and web
+ * and e-mail addresses at the end. If the middle would have no letters or digits, both ends are empty.
  */
 export function splitEnds(line) {
-  const whole = { start: "", rest: line, end: "" };
-  const restStart = line.match(LEADING_EMOJI)?.[0].length ?? 0;
-  const restEnd = Math.max(findRestEnd(line), restStart);
-  const rest = line.slice(restStart, restEnd);
-  if (!LETTER_OR_DIGIT.test(rest)) return whole;
-  return { start: line.slice(0, restStart), rest, end: line.slice(restEnd) };
+  const whole = { start: "", middle: line, end: "" };
+  const middleStart = line.match(LEADING_EMOJI)?.[0].length ?? 0;
+  const middleEnd = Math.max(findMiddleEnd(line), middleStart);
+  const middle = line.slice(middleStart, middleEnd);
+  if (!LETTER_OR_DIGIT.test(middle)) return whole;
+  return { start: line.slice(0, middleStart), middle, end: line.slice(middleEnd) };
 }
 
-/** Return the index of the spaces before the emoji and addresses at the end of a line. */
-function findRestEnd(line) {
+/** Return the index of the spaces before the emoji and addresses at the end of a line; without these, its length. */
+function findMiddleEnd(line) {
   let endStart = line.length;
   const words = [...line.matchAll(/\S+/gu)].slice(-MAX_END_WORDS).reverse();
   for (const { 0: word, index } of words) {
@@ -62,16 +62,17 @@ function findRestEnd(line) {
     endStart = index + word.length - emoji[0].length;
     if (endStart > index) break; // the emoji directly follow a word, such as "Great!👍"
   }
+  if (endStart === line.length) return endStart; // without emoji and addresses, spaces are not copied either
   return line.slice(0, endStart).trimEnd().length;
 }
 
 /**
- * Return the translation of `rest` with both ends. If an address follows, and `rest` does not end with a mark, removes
- * the full stop that the model may have added.
+ * Return the translation of `middle` with both ends. If an address follows, and `middle` does not end with a mark,
+ * removes the full stop that the model may have added.
  */
-export function addEnds(translation, { start, rest, end }) {
+export function addEnds(translation, { start, middle, end }) {
   let text = translation;
-  if (ADDRESS_SIGNS.test(end) && !MARK.test(rest) && !text.endsWith("..")) {
+  if (ADDRESS_SIGNS.test(end) && !MARK.test(middle) && !text.endsWith("..")) {
     text = text.replace(/[.。]$/u, "");
   }
   return start + text + end;

@@ -32,7 +32,7 @@ const SENTENCE_START = new RegExp(
   String.raw`((?:^|[.!?…](?:\s|(?=${TAG})))${NO_LETTERS})(?=([^\s<]*))([\p{L}\p{N}_]?)`,
   "gu",
 );
-const ADDRESS = /^www\.|:\/\/|@/u;
+const ADDRESS = /^www\.|:\/\/|@/iu;
 // A word that does not change at all, since it has an address, an entity, a single brace or angle bracket, or
 // a placeholder such as %s or $name, whose end is not certain.
 const LITERAL = /:\/\/|^www\.|@|[{}<>$]|(?:^|\P{Nd})%|&#?[\p{L}\p{N}_]+;/iu;

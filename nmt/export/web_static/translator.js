@@ -34,11 +34,11 @@ export class Translator {
     const { source_tag: tag, target_prefix: prefix } = this.settings.directions[direction];
     const config = { ...this.settings.search, beam_size: beamSize };
     const ends = splitEnds(source);
-    const textCase = findCase(ends.rest);
+    const textCase = findCase(ends.middle);
     const numTagTokens = this.countTagTokens(tag);
     const translations = [];
     const pairs = [];
-    const sentence = textCase ? toSentenceCase(ends.rest, this.source) : ends.rest;
+    const sentence = textCase ? toSentenceCase(ends.middle, this.source) : ends.middle;
     for (const ids of this.encodeParts(sentence, tag)) {
       const hypothesis = await this.searchWithoutLoops(ids, config, prefix);
       const tokens = hypothesis.tokens.slice(prefix.length);
