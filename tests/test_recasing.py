@@ -26,8 +26,14 @@ from nmt.export.web import read_vocabulary
 from nmt.translate.context import recase_groups
 from nmt.translate.copied import has_no_words
 from nmt.translate.options import LineOptions
-from nmt.translate.recasing import apply_case, find_case, to_sentence_case
-from nmt.translate.results import EMPTY, LineResult, render
+from nmt.translate.recasing import (
+    apply_case,
+    find_case,
+    lower_placeholders,
+    restore_placeholders,
+    to_sentence_case,
+)
+from nmt.translate.results import EMPTY, LineResult, render, restore_lines
 from nmt.translate.windows import Window, encode_window
 
 SENTENCE_CASES = {
@@ -180,9 +186,31 @@ def test_placeholders_and_addresses_do_not_count_and_keep_their_case() -> None:
     )
 
 
+def test_placeholders_in_capitals_are_translated_in_lower_case(model: Path) -> None:
+    for line, lowered in (
+        ("The {NAME} of ${A_B} and {{ X }}", "The {name} of ${a_b} and {{ x }}"),
+        ("The {Name} of {0} and %S", "The {Name} of {0} and %S"),
+        ("The {N} of {n}", "The {N} of {n}"),  # two placeholders
+    ):
+        assert lower_placeholders(line) == lowered
+        assert restore_placeholders(lowered, line) == line
+    translator = Translator.load(model, device="cpu", backend="native")
+    results = []
+    for line in ("THE HOUSE {NAME} TREE", "THE HOUSE {name} TREE"):
+        options = LineOptions()
+        encoded = encode_window(Window(0, [line]), translator.tokenizer, options)
+        assert encoded.texts == ["The house {name} tree"]
+        translation = replace(EMPTY, text="haus {name}")
+        [result] = restore_lines([LineResult([translation])], encoded)
+        results.append(result.text)
+    assert results == ["HAUS {NAME}", "HAUS {name}"]
+
+
 RECASE = """
 import fs from "node:fs";
-import { applyCase, findCase, toSentenceCase } from "./recasing.js";
+import {
+  applyCase, findCase, lowerPlaceholders, restorePlaceholders, toSentenceCase
+} from "./recasing.js";
 import { Tokenizer } from "./tokenizer.js";
 const { vocabulary, lines } = JSON.parse(fs.readFileSync(0));
 const tokenizer = new Tokenizer(vocabulary);
@@ -191,6 +219,8 @@ const recase = (line) => [
   toSentenceCase(line, tokenizer),
   applyCase(line, "upper"),
   applyCase(line, "title"),
+  lowerPlaceholders(line),
+  restorePlaceholders(lowerPlaceholders(line), line),
 ];
 console.log(JSON.stringify(lines.map(recase)));
 """
@@ -206,6 +236,8 @@ def test_the_web_page_recases_as_the_other_engines_do(tmp_path: Path) -> None:
         for line in lines:
             recased = [find_case(line), to_sentence_case(line, tokenizer)]
             recased += [apply_case(line, "upper"), apply_case(line, "title")]
+            lowered = lower_placeholders(line)
+            recased += [lowered, restore_placeholders(lowered, line)]
             expected.append(recased)
         data = {"vocabulary": read_vocabulary(tokenizer), "lines": lines}
         assert run_script(tmp_path, RECASE, data) == expected

@@ -97,6 +97,38 @@ def to_sentence_case(text: str, tokenizer: Tokenizer) -> str:
     return _SENTENCE_START.sub(_capitalize_start, recased)
 
 
+def lower_placeholders(text: str) -> str:
+    """Change placeholders in capitals, such as {NAME}, to lower case.
+
+    In a line that was changed to capitals as a whole, their names are in capitals too, which a
+    model can hardly copy. `restore_placeholders` gives the translation the names of the line.
+    Returns the text unchanged if two placeholders differ only in their case.
+    """
+    placeholders = set(re.findall(_PLACEHOLDER, text))
+    if len(set(map(str.lower, placeholders))) < len(placeholders):
+        return text
+    return re.sub(_PLACEHOLDER, lambda match: _lower_capitals(match[0]), text)
+
+
+def restore_placeholders(translation: str, source: str) -> str:
+    """Give the placeholders of a translation the case that they have in the source."""
+    originals: set[str] = set(re.findall(_PLACEHOLDER, source))
+    originals_by_name = {original.lower(): original for original in originals}
+
+    def restore(match: re.Match[str]) -> str:
+        placeholder: str = match[0]
+        if placeholder in originals:
+            return placeholder
+        return originals_by_name.get(placeholder.lower(), placeholder)
+
+    return re.sub(_PLACEHOLDER, restore, translation)
+
+
+def _lower_capitals(text: str) -> str:
+    """Return a text without lower-case letters in lower case, and another one unchanged."""
+    return text.lower() if text.isupper() else text
+
+
 def apply_case(text: str, case: str) -> str:
     """Return a translation in `case`, which `find_case` returned for its source."""
     change_word = CASES[case]

@@ -22,7 +22,7 @@ from nmt.search.protect import lacks_protected
 from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.copied import CopiedEnds
 from nmt.translate.long_lines import join_parts
-from nmt.translate.recasing import apply_case
+from nmt.translate.recasing import apply_case, restore_placeholders
 from nmt.translate.windows import EncodedWindow, Window
 
 if TYPE_CHECKING:
@@ -196,10 +196,12 @@ def restore_lines(results: Sequence[LineResult], encoded: EncodedWindow) -> list
     for i, (case, ends) in enumerate(zip(encoded.cases, encoded.ends, strict=True)):
         result = results[i]
         if case:
-            translations = [
-                replace(translation, text=apply_case(translation.text, case))
-                for translation in result.translations
-            ]
+            translations = []
+            for translation in result.translations:
+                text = apply_case(translation.text, case)
+                if case == "upper":
+                    text = restore_placeholders(text, encoded.window.lines[i])
+                translations.append(replace(translation, text=text))
             result = replace(result, translations=translations)
         if any(ends):
             result = _add_ends(

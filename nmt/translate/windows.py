@@ -33,7 +33,7 @@ from nmt.translate.batch_search import Segment
 from nmt.translate.copied import CopiedEnds, has_no_words, split_ends
 from nmt.translate.long_lines import split_line
 from nmt.translate.options import LineOptions
-from nmt.translate.recasing import find_case, to_sentence_case
+from nmt.translate.recasing import find_case, lower_placeholders, to_sentence_case
 
 WINDOW_LINES = 2048
 _FIRST_WINDOW_LINES = 64  # maximum number of lines of the first window of a stream
@@ -293,6 +293,8 @@ def _prepare_line(
     case = find_case(text) if options.recase else ""
     if case:
         text = glossary.keep_case(text, to_sentence_case(text, tokenizer))
+    if case == "upper":
+        text = lower_placeholders(text)
     if case or any(ends):
         [line] = tag_lines([text], tag)
     return _PreparedLine(line, case, ends=ends, tag=tag)

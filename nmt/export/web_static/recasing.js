@@ -21,6 +21,7 @@ const TAG = String.raw`</?[\p{L}\p{N}_][^<>]*>`; // such as <b>, </b>, <0> and <
 const PLACEHOLDER = String.raw`[$#%]?\{(?:\{[^{}]*\}|[^{}\s]*)\}`; // in braces: {name}, {{ name }}
 const TAGS = new RegExp(TAG, "gu");
 const PLACEHOLDERS = new RegExp(`(${PLACEHOLDER})`, "u");
+const ALL_PLACEHOLDERS = new RegExp(PLACEHOLDER, "gu");
 // White space, a tag, or characters without either, which may contain placeholders.
 const PIECE = new RegExp(String.raw`(\s+)|(${TAG})|(?:[^\s<{$#%]+|${PLACEHOLDER}|[{$#%]|(?!${TAG})<)+`, "gu");
 // The start of a sentence up to its first letter, which is the last group. Tags before it belong to the
@@ -71,6 +72,29 @@ export function toSentenceCase(text, tokenizer) {
   return recased.replace(SENTENCE_START, (_, start, firstWord, firstLetter) => (
     start + (ADDRESS.test(firstWord) ? firstLetter : firstLetter.toUpperCase())
   ));
+}
+
+/**
+ * Change placeholders in capitals, such as {NAME}, to lower case, unless two of them differ only in their case. In a
+ * line that was changed to capitals as a whole, their names are in capitals too, which a model can hardly copy.
+ */
+export function lowerPlaceholders(text) {
+  const placeholders = new Set(text.match(ALL_PLACEHOLDERS) ?? []);
+  const lowered = new Set([...placeholders].map((placeholder) => placeholder.toLowerCase()));
+  if (lowered.size < placeholders.size) return text;
+  return text.replace(ALL_PLACEHOLDERS, (placeholder) => (
+    isUpper(placeholder) ? placeholder.toLowerCase() : placeholder
+  ));
+}
+
+/** Give the placeholders of a translation the case that they have in the source. */
+export function restorePlaceholders(translation, source) {
+  const originals = new Set(source.match(ALL_PLACEHOLDERS) ?? []);
+  const originalsByName = new Map([...originals].map((original) => [original.toLowerCase(), original]));
+  return translation.replace(ALL_PLACEHOLDERS, (placeholder) => {
+    if (originals.has(placeholder)) return placeholder;
+    return originalsByName.get(placeholder.toLowerCase()) ?? placeholder;
+  });
 }
 
 /** Return a translation in a case that `findCase` returned for its source. */

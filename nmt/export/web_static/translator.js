@@ -1,7 +1,7 @@
 // Translation of lines and texts with an exported model.
 import { addEnds, hasNoWords, splitEnds } from "./copied.js";
 import { isSecondBetter, needsSecondSearch, NGRAM_OF_SECOND_SEARCH } from "./loops.js";
-import { applyCase, findCase, toSentenceCase } from "./recasing.js";
+import { applyCase, findCase, lowerPlaceholders, restorePlaceholders, toSentenceCase } from "./recasing.js";
 import { search } from "./search.js";
 import { joinParts, splitLine } from "./sentences.js";
 import { replaceLineBreaks, Tokenizer } from "./tokenizer.js";
@@ -38,7 +38,8 @@ export class Translator {
     const numTagTokens = this.countTagTokens(tag);
     const translations = [];
     const pairs = [];
-    const sentence = textCase ? toSentenceCase(ends.middle, this.source) : ends.middle;
+    let sentence = textCase ? toSentenceCase(ends.middle, this.source) : ends.middle;
+    if (textCase === "upper") sentence = lowerPlaceholders(sentence);
     for (const ids of this.encodeParts(sentence, tag)) {
       const hypothesis = await this.searchWithoutLoops(ids, config, prefix);
       const tokens = hypothesis.tokens.slice(prefix.length);
@@ -46,7 +47,9 @@ export class Translator {
       translations.push(this.target.decode(tokens));
       pairs.push(this.alignedPair(ids.slice(numTagTokens), tokens, alignment));
     }
-    return { text: addEnds(applyCase(joinParts(translations), textCase), ends), pairs };
+    let text = applyCase(joinParts(translations), textCase);
+    if (textCase === "upper") text = restorePlaceholders(text, source);
+    return { text: addEnds(text, ends), pairs };
   }
 
   /** Return a sentence and its translation with the positions of their tokens, as in the JSON of nmt-serve. */
