@@ -135,7 +135,7 @@ def parse_argument(word: str, command: Command) -> Argument:
     """Parse `key=value` or a flag such as `bf16`; raise a `ConfigError` if the key is unknown.
 
     Ignores a `+` before the key, which Hydra requires before some keys. Does not check the value of
-    a config group, which `find_choices` does later.
+    a config group, which `resolve_choices` does later.
     """
     key, equals, value = word.lstrip("+").partition("=")
     if not equals:  # a flag; `read_arguments` refuses other words without a value

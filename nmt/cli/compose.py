@@ -39,8 +39,8 @@ from nmt.cli.yaml_files import (
     TRAINING_KEYS,
     convert,
     describe_choice,
-    find_choices,
     find_yaml_files,
+    resolve_choices,
 )
 from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve_path
 from nmt.errors import ConfigError, to_one_line
@@ -91,7 +91,7 @@ def compose_command(
     files = find_yaml_files(command_line.config_folders)
     arguments = []
     for argument in command_line.arguments:
-        arguments.append(find_choices(argument, files, is_sweep=command_line.is_sweep))
+        arguments.append(resolve_choices(argument, files, is_sweep=command_line.is_sweep))
     if command.name == "train" and not command_line.is_sweep:
         arguments = _add_recorded_config(arguments)
     # for completion, the shell runs the command with `--shell-completion query=...`
@@ -173,7 +173,7 @@ def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
     if not path.is_file():
         return arguments
     log.info("going on with the settings in %s", os.path.relpath(path))
-    recorded = find_choices(Argument("experiment", str(path)), {}, is_sweep=False)
+    recorded = resolve_choices(Argument("experiment", str(path)), {}, is_sweep=False)
     return [replace(recorded, is_recorded=True), *arguments]
 
 

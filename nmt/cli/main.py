@@ -50,14 +50,15 @@ _COMMAND_TO_SUGGEST = {  # keyed by the name of the command in other toolkits
     "convert": "import",
 }
 _COMMAND_BY_ALIAS = {"average-checkpoints": "average"}
-# `report_error` prints these errors in one line, except for some kinds of `OSError`
+# `report_error` prints these errors in one line, but raises an `OSError` again if it is a bug
 _REPORTED_ERRORS = (*ONE_LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
 def __getattr__(name: str) -> Callable[[], int]:
-    """Return the entry point of `nmt-NAME`, which is `nmt.cli.main:NAME` in setup.cfg.
+    """Return the function that runs the command `name`.
 
-    A NAME that is a keyword of Python has an underscore in setup.cfg: `import_`.
+    Python calls `__getattr__` because setup.cfg declares the entry point of `nmt-NAME` as
+    `nmt.cli.main:NAME`. The name of `nmt-import` is `import_`, since `import` is a keyword.
     """
     command = COMMANDS.get(name.removesuffix("_"))
     if command is None:
@@ -94,7 +95,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             if command is None:
                 print(commands_help())
             else:
-                print(command_help(command, _composed_values(command, words)))
+                print(command_help(command, _compose_values(command, words)))
         elif "--version" in words:
             print(f"nmt {__version__}")
         elif command is None:
@@ -102,11 +103,12 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             suggestion = suggest_names(name, COMMANDS, "nmt --help lists all")
             raise NmtError(f"no command {words[0]}; {suggestion}")
         else:
-            gc.disable()  # until the command has been imported, see `import_function`
+            # Collections would delay the imports; `import_function` turns them on again.
+            gc.disable()
             with ExitWhenInterrupted():
                 from nmt.cli.compose import compose_command  # imports OmegaConf
             run_composed = functools.partial(import_and_run, command)
-            # a sweep calls `run_composed` for each combination of settings, and returns None
+            # for a sweep, calls `run_composed` for each combination of settings, and returns None
             composed = compose_command(command, words, run_composed)
             if composed is not None:
                 run_composed(composed)
@@ -119,8 +121,8 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     return EXIT_DONE
 
 
-def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
-    """Return the values of all settings, by key, that a command would have with `words`.
+def _compose_values(command: Command, words: list[str]) -> dict[str, Any]:
+    """Compose the config of a command from `words`; return the values of all settings, by key.
 
     A word such as model=tiny sets several values. Returns an empty dictionary if no word sets a
     value, or if a word is invalid.
@@ -197,11 +199,10 @@ def import_function(command: Command) -> Callable[..., Any]:
         with ExitWhenInterrupted():
             module = importlib.import_module(module_name)
             run_command: Callable[..., Any] = getattr(module, function_name)
-        # Frozen before `gc.enable`, after which the next new object would start a collection. Later
-        # calls in this process do not freeze: a command has run by then, and `gc.freeze` would keep
-        # its garbage.
+        # in later calls, a command has already run in this process, and `gc.freeze` would keep its
+        # garbage
         if is_first_import:
-            gc.freeze()
+            gc.freeze()  # before `gc.enable`, after which the next new object starts a collection
     finally:
         gc.enable()
     return run_command

@@ -78,7 +78,7 @@ def _score_pairs(
 class _WindowScorer:
     """Scores the pairs of a text, window by window.
 
-    Raises a `ConfigError` if the model or the reverse model cannot score as `config` says.
+    Raises a `ConfigError` if the model or the reverse model does not support the settings.
     """
 
     def __init__(self, translator: Translator, config: ScoreConfig) -> None:
@@ -139,9 +139,10 @@ class _WindowScorer:
     ) -> None:
         """Add `contrast` to each record.
 
-        For one model, it is log P(target|source) per token, minus the mean of the same number for
-        other sources. With a reverse model, the same difference is computed for
-        log P(source|target) and other targets, and the contrast is the mean of both differences.
+        Without a reverse model, the contrast is log P(target|source) per token, minus the mean of
+        log P(target|other source) per token over other sources of the text. With a reverse model,
+        it is the mean of this difference and the reverse one: log P(source|target) per token, minus
+        the mean of log P(source|other target) per token.
         """
         other_scores = []
         for other_sources in self._other_sources.choose(sources):
@@ -164,7 +165,7 @@ class _WindowScorer:
 def _subtract_mean(
     scores: Sequence[float], other_scores: Sequence[Sequence[Hypothesis]]
 ) -> npt.NDArray[np.float64]:
-    """Subtract from each score per token the mean of the scores of the same pair with other lines.
+    """Return the score of each pair minus the mean of its scores with other lines (N,).
 
     Args:
         scores: log-probabilities per token of N pairs.
@@ -172,7 +173,7 @@ def _subtract_mean(
     """
     other_per_token = []  # (number of choices, N)
     for hypotheses in other_scores:
-        other_per_token.append([_per_token(hypothesis) for hypothesis in hypotheses])
+        other_per_token.append([_log_prob_per_token(hypothesis) for hypothesis in hypotheses])
     means = np.mean(other_per_token, axis=0)  # (N,)
     differences: npt.NDArray[np.float64] = np.array(scores) - means
     return differences
@@ -185,17 +186,17 @@ def _measure_both_directions(per_token: float, reverse_hypothesis: Hypothesis) -
     the cross-entropies Ha and Hb of both models, in nats per token, as in Junczys-Dowmunt (2018).
     """
     entropy = -per_token
-    reverse_entropy = -_per_token(reverse_hypothesis)
+    reverse_entropy = -_log_prob_per_token(reverse_hypothesis)
     difference = abs(entropy - reverse_entropy)
     mean_entropy = (entropy + reverse_entropy) / 2
     return {
         "reverse_log_prob": reverse_hypothesis.log_prob,
-        "reverse_per_token": _per_token(reverse_hypothesis),
+        "reverse_per_token": _log_prob_per_token(reverse_hypothesis),
         "dual": math.exp(-(difference + mean_entropy)),
     }
 
 
-def _per_token(hypothesis: Hypothesis) -> float:
+def _log_prob_per_token(hypothesis: Hypothesis) -> float:
     """Return the log-probability per token, EOS included; 0 for two empty lines."""
     return hypothesis.log_prob / max(len(hypothesis.tokens), 1)
 
@@ -209,7 +210,7 @@ def _link_words(record: dict[str, Any], translator: Translator, tags: Tags) -> s
         positions.append(max(0, position - num_src_tags))  # 0 for tokens aligned to a tag
     links = link_words(
         record["source_tokens"][num_src_tags:-1],  # without tags and EOS
-        record["tokens"][num_tgt_tags:],
+        record["tokens"][num_tgt_tags:],  # `tokens` has no EOS
         positions,
     )
     return " ".join(f"{src_word}-{tgt_word}" for src_word, tgt_word in links)
@@ -222,7 +223,7 @@ def _to_record(
     tokenizers = translator.tokenizer
     record: dict[str, Any] = {
         "log_prob": hypothesis.log_prob,
-        "per_token": _per_token(hypothesis),
+        "per_token": _log_prob_per_token(hypothesis),
         "score": hypothesis.score,
         "tokens": tokenizers.tgt.pieces(hypothesis.tokens[:-1]),  # without EOS
         "token_log_probs": hypothesis.token_log_probs,

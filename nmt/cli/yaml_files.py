@@ -31,9 +31,11 @@ from nmt.config import (
 from nmt.errors import ConfigError, suggest_names, to_one_line
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
-# In other commands, these keys have another meaning. In YAML files, they are for nmt-train only.
+# These keys of YAML files apply only to nmt-train. Other commands ignore them, since there the keys
+# have another meaning.
 TRAINING_KEYS = ("dtype", "max_tokens", "seed")
-_ADVICE_FOR_PATH = {  # for each config group, advice on a path that is not a YAML file
+# keyed by config group: advice for `GROUP=PATH` if the path exists, but is not a YAML file
+_ADVICE_FOR_PATH = {
     "model": "write init_from={path} to start from a trained model",
     "data": "write data.train.src=FILE data.train.tgt=FILE for text, or data_dir={path} for a data "
     "folder of nmt-preprocess",
@@ -44,8 +46,8 @@ _stored_paths: dict[str, Path] = {}  # files of the user, keyed by their names i
 def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
     """Find the YAML files in folders of the user; return them by config group and name.
 
-    `FOLDER/model/x.yaml` is for `model=x`, and `FOLDER/x.yaml` for `experiment=x`. Also stores the
-    files in folders of groups for Hydra, since other files may include them by `defaults`.
+    `FOLDER/model/x.yaml` is for `model=x`, and `FOLDER/x.yaml` for `experiment=x`. Also stores each
+    `FOLDER/GROUP/x.yaml` for Hydra, so that other files can include it by `defaults`.
     """
     files = {}
     for folder in folders:
@@ -60,10 +62,10 @@ def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
     return files
 
 
-def find_choices(
+def resolve_choices(
     argument: Argument, files: dict[tuple[str, str], Path], *, is_sweep: bool
 ) -> Argument:
-    """Replace the YAML files that an argument chooses by their names in Hydra.
+    """Return an argument such as `model=my.yaml` with the name of the YAML file in Hydra.
 
     In a sweep, an argument may choose several files, separated by commas. Returns arguments for
     settings unchanged.
@@ -71,16 +73,18 @@ def find_choices(
     if argument.key not in GROUPS:
         return argument
     names = argument.value.split(",") if is_sweep else [argument.value]
-    hydra_names = [_find_choice(argument.key, name, files) for name in names]
+    hydra_names = [_resolve_choice(argument.key, name, files) for name in names]
     return Argument(argument.key, ",".join(hydra_names))
 
 
-def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
+def _resolve_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
     """Find a YAML file and return its name in Hydra; store a file of the user for Hydra.
 
     Looks for `name` among the `files` of the user, then as a path, then in `configs/`.
     """
-    path = files.get((group, name), Path(name).expanduser())
+    path = Path(name).expanduser()
+    if (group, name) in files:
+        path = files[group, name]
     if path.is_file() and path.suffix in YAML_SUFFIXES:
         return _store_file(group, path)
     our_names = list_yaml_names(group)
@@ -121,7 +125,7 @@ def _store_file(group: str, path: Path) -> str:
     check_content(content, path)
     name = path.stem
     if name in list_yaml_names(group):
-        # does not replace the file in configs/, which other files may include
+        # the file in configs/ keeps its name, since other files may include it
         name = f"{path.parent.name}-{name}"
     store_config(name, content, group=group, package="_global_")
     _stored_paths[name] = path
@@ -152,16 +156,18 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
             our_key = OUR_KEY.get(key, str(key))
             suggestion = suggest_names(our_key, keys, "nmt-train --help lists all")
             if key in ADVICE_FOR_KEY:
-                suggestion = ADVICE_FOR_KEY[key][0].format(value=value)
+                first_advice = ADVICE_FOR_KEY[key][0]
+                suggestion = first_advice.format(value=value)
             raise ConfigError(f"{path} sets {key}, which no command has; {suggestion}")
     for schema in schemas:
         type_hints = typing.get_type_hints(schema)
         for key, value in content.items():
-            is_only_for_training = key in TRAINING_KEYS and schema is not TrainConfig
-            if key not in type_hints or is_only_for_training:
+            is_ignored = key in TRAINING_KEYS and schema is not TrainConfig
+            if key not in type_hints or is_ignored:
                 continue
             try:
-                convert(value, type_hints[key], key)  # checks the value and nested keys
+                # raises an error for an invalid value or nested key
+                convert(value, type_hints[key], key)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from None
 
@@ -170,11 +176,12 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
 
 
 def convert(value: Any, type_hint: Any, key: str) -> Any:
-    """Convert a value to our notation for a setting of type `type_hint`, and check it.
+    """Check a value for a setting of type `type_hint`, and convert it to a form for OmegaConf.
 
     A single text becomes a list if the setting is a list. Whole numbers may be written as 100k, 1e5
-    or 1.0. For a number that may be null, auto means null. Keys and values of groups are converted
-    and checked, too. Numbers may remain text, which OmegaConf converts later.
+    or 1.0. For a number that may be null, auto means null. The settings of a group are checked and
+    converted, too. A number that is written as text remains text: "100k" becomes "100000", which
+    OmegaConf converts to a number.
     """
     if value == "auto" and _is_optional_number(type_hint):
         return None
@@ -187,26 +194,29 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
     if isinstance(value, list):
         _check_items(value, type_hint, key)
     if isinstance(value, float):  # YAML reads 1e5 as a float
-        is_int_setting = int in (type_hint, *typing.get_args(type_hint))
-        if is_int_setting and value.is_integer():
+        if int in _accepted_types(type_hint) and value.is_integer():
             return int(value)
         return value
     if isinstance(value, dict):
         return _convert_group(value, type_hint, key)
     if value is not None and dataclasses.is_dataclass(type_hint):
-        raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
+        raise ConfigError(f"{key}={value}: {key} is a group of settings; give it keys and values")
     return value
+
+
+def _accepted_types(type_hint: Any) -> list[Any]:
+    """Return the types that a setting of type `type_hint` accepts: of a union, the members, too."""
+    return [type_hint, *typing.get_args(type_hint)]
 
 
 def _is_optional_number(type_hint: Any) -> bool:
     """Return whether a setting of type `type_hint` is a number or null."""
-    accepted_types = set(typing.get_args(type_hint))
-    return accepted_types in ({int, type(None)}, {float, type(None)})
+    return type_hint in (int | None, float | None)
 
 
 def _check_text(text: str, type_hint: Any, key: str) -> None:
     """Raise a `ConfigError` for text that a setting of type `type_hint` does not accept."""
-    accepted_types = [type_hint, *typing.get_args(type_hint)]  # a union accepts its members
+    accepted_types = _accepted_types(type_hint)
     for accepted_type in accepted_types:
         if isinstance(accepted_type, type) and issubclass(accepted_type, Enum):
             choose(accepted_type, key, text)  # raises an error for another text
@@ -227,7 +237,7 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
 def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
     """Raise a `ConfigError` for text that may not be an item of a list of type `type_hint`."""
     texts = [item for item in items if isinstance(item, str)]
-    for accepted_type in (type_hint, *typing.get_args(type_hint)):  # a union accepts its members
+    for accepted_type in _accepted_types(type_hint):
         if typing.get_origin(accepted_type) is list:
             [item_type] = typing.get_args(accepted_type)
             for text in texts:
@@ -243,7 +253,7 @@ def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[st
     elif dataclasses.is_dataclass(type_hint):
         member_hints = typing.get_type_hints(type_hint)
     else:
-        raise ConfigError(f"{key}: is not a group of settings; give it a value")
+        raise ConfigError(f"{key} is not a group of settings; give it a value")
     converted = {}
     for name, value in members.items():
         if name not in member_hints:

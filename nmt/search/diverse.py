@@ -2,7 +2,7 @@
 
 # N sentences, B pairs of a sentence and a group, K beam size of a group, V vocab
 # R live hypotheses, sorted by sentence and group
-# P pairs and Q live hypotheses of one group
+# one group has P of the B pairs and Q of the R live hypotheses
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class DiverseSearch(BeamSearch):
     hypotheses of earlier groups that got the same token in this step (Hamming diversity). The
     penalty does not change log-probabilities and scores of hypotheses.
 
-    The pair of sentence i and group g has the number i * beam_groups + g. `BeamSearch` treats it as
-    a sentence with this number, so `Beam.sentences` has numbers of pairs.
+    `BeamSearch` searches `beam_groups` copies of each sentence, one for each group. Such a pair of
+    sentence i and group g has the pair number i * beam_groups + g. For `BeamSearch`, it is a
+    sentence with this number: `Beam.sentences` holds pair numbers.
     """
 
     def __init__(self, stepper: Stepper, request: SearchRequest, tokenizers: Tokenizers) -> None:
@@ -66,27 +67,31 @@ class DiverseSearch(BeamSearch):
         gets fillers, with sums of minus infinity.
         """
         device = log_probs.device
-        row_pairs = self._state.beam.sentences  # (R,), the number of the pair of each hypothesis
-        pairs = torch.unique_consecutive(row_pairs)  # (B,)
-        pair_sentences = pairs // self._num_groups  # (B,), the number of each pair's sentence
-        # the sentences (N,), and the index of each pair's sentence among them (B,)
-        sentences, sentence_of_pair = torch.unique_consecutive(pair_sentences, return_inverse=True)
+        row_pairs = self._state.beam.sentences  # (R,), the pair number of each hypothesis
+        pairs = torch.unique_consecutive(row_pairs)  # (B,), the pair numbers
+        # the numbers of the sentences (N,), and for each pair the index of its sentence there (B,)
+        sentences, pair_sentences = torch.unique_consecutive(
+            pairs // self._num_groups, return_inverse=True
+        )
         candidates = self._make_fillers(len(pairs), device)
+        # how often earlier groups of each sentence chose each token in this step
         times_chosen = torch.zeros(len(sentences), log_probs.size(1), device=device)  # (N, V)
         for group in range(self._num_groups):
             pair_indices = (pairs % self._num_groups == group).nonzero().squeeze(1)  # (P,)
             rows = (row_pairs % self._num_groups == group).nonzero().squeeze(1)  # (Q,)
             if not len(rows):
                 continue
-            # for each hypothesis, the index of its pair among the P pairs (Q,)
-            _, pair_of_row = torch.unique_consecutive(row_pairs[rows], return_inverse=True)
+            # For each hypothesis of the group, the index of its pair among the P pairs. Both are in
+            # the order of the pair numbers.
+            _, pair_of_row = torch.unique_consecutive(row_pairs[rows], return_inverse=True)  # (Q,)
             # maps the Q hypotheses to a grid of the P pairs and their beams
             grid = BeamGrid(pair_of_row, len(pair_indices), device)
-            sentence_of_group_pair = sentence_of_pair[pair_indices]  # (P,)
-            sentence_of_row = to_device(sentence_of_group_pair[pair_of_row], device)  # (Q,)
-            penalties = self._penalty * times_chosen[sentence_of_row]  # (Q, V)
+            # the rows of `times_chosen` for the P pairs and for the Q hypotheses
+            group_sentences = pair_sentences[pair_indices]  # (P,)
+            row_sentences = group_sentences[pair_of_row]  # (Q,)
+            penalties = self._penalty * times_chosen[to_device(row_sentences, device)]  # (Q, V)
             best = self._rank_group(log_probs, to_device(rows, device), penalties, grid)
-            self._count_chosen(times_chosen, to_device(sentence_of_group_pair, device), best)
+            self._count_chosen(times_chosen, to_device(group_sentences, device), best)
             _replace_rows(candidates, to_device(pair_indices, device), best)
         return candidates
 
@@ -115,7 +120,8 @@ class DiverseSearch(BeamSearch):
         beam_size = self._state.request.config.beam_size
         best = best_candidates(totals[rows], log_probs[rows] - penalties, grid, 2 * beam_size)
         is_filler = best.sums == NEG_INF
-        # the tokens of fillers may be V or larger, and thus not valid as indices of `log_probs`
+        # `best_candidates` searches blocks of 64 tokens. The last block may extend beyond the
+        # vocabulary, so the tokens of fillers may be V or larger.
         tokens = best.tokens.clamp(max=log_probs.size(1) - 1)
         candidate_rows = rows[best.rows]
         token_log_probs = log_probs[candidate_rows, tokens]
@@ -130,7 +136,8 @@ class DiverseSearch(BeamSearch):
     def _count_chosen(self, times_chosen: Tensor, sentences: Tensor, best: Candidates) -> None:
         """Add 1 to `times_chosen` (N, V) for each token that enters the new beam of a group.
 
-        `sentences` (P,) has the row of `times_chosen` for each row of `best` (P, 2K).
+        The candidates of pair i, `best.tokens[i]`, are counted in `times_chosen[sentences[i]]`.
+        `sentences` is (P,), and the tensors of `best` are (P, 2K).
         """
         # as in `BeamSearch._choose`, the first K candidates without EOS become the beam
         is_without_eos = best.tokens != self._state.tokenizers.tgt.eos_id

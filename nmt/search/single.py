@@ -141,7 +141,7 @@ def _search_with_beam(decoder: SentenceDecoder) -> list[Hypothesis]:
                 results.add(decoder.make_hypothesis(candidate.tokens[1:], candidate.log_probs))
             beam = []
         elif results.worst_score > NEG_INF:  # it is NEG_INF until there are enough results
-            threshold = _prune_threshold(decoder, results.worst_score, length)
+            threshold = _compute_prune_threshold(decoder, results.worst_score, length)
             beam = [candidate for candidate in beam if candidate.total > threshold]
         if not beam:
             break
@@ -177,9 +177,8 @@ def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     """Return the indices of up to `count` highest values above minus infinity, best first.
 
     Equal values keep their order. Sorting all values would be slow, so values below a threshold are
-    left out. To find this threshold, the values are divided into groups; `count` must not exceed
-    the number of groups. The threshold is the `count`-th highest of the maxima of the groups. At
-    least `count` values therefore reach it.
+    left out. The threshold is the `count`-th highest maximum of groups of values. At least `count`
+    values reach it: the maxima of `count` groups. `count` must not exceed the number of groups.
     """
     threshold = np.finfo(np.float32).min  # the lowest value above minus infinity
     group_size = len(values) // _NUM_GROUPS
@@ -195,10 +194,10 @@ def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     return indices[order]
 
 
-def _prune_threshold(decoder: SentenceDecoder, worst_score: float, length: int) -> float:
+def _compute_prune_threshold(decoder: SentenceDecoder, worst_score: float, length: int) -> float:
     """Return the log-probability that a live hypothesis must exceed to become a result later.
 
-    `worst_score` is the score of the last result.
+    `worst_score` is the lowest score of the results.
     """
     threshold = prune_threshold(
         torch.tensor([worst_score], dtype=torch.float64),
