@@ -1,9 +1,10 @@
 """Extend the tokenizers of a finished model with symbols, characters and pieces of new text.
 
 No id changes. A new piece joins pieces that are neighbors in the old segmentation of a text. The
-new segmentation only removes boundaries of the old one, for these reasons:
+new segmentation of a text is the old one without some of its boundaries, because of the scores of
+the new pieces:
 
-- In a BPE model, new pieces are merges after all merges of the model.
+- In a BPE model, they are lower than all other scores, so the new merges come after the old ones.
 - In a unigram model, the score of a new piece is the sum of the scores of the pieces that it joins,
   plus a small bonus for each boundary that it removes.
 """
@@ -47,7 +48,9 @@ log = logging.getLogger(__name__)
 _FIRST_CODE = 0x20000
 _MIN_COUNT = 2  # occurrences in the sample that a new piece needs
 _UNKNOWN_PENALTY = 10.0
-"""A unigram model scores an unknown character with its lowest piece score minus this number."""
+"""The score of an unknown character in a unigram model is the model's lowest score of a piece minus
+this number.
+"""
 _JOIN_BONUS = 1e-3  # larger than the rounding error of the score of a sentence
 _Piece = ModelProto.SentencePiece
 _BPE = ModelProto().trainer_spec.BPE
@@ -65,30 +68,32 @@ def extend_tokenizers(
     """
     src_symbols, tgt_symbols = list_symbols(config)
     if tokenizers.src.model == tokenizers.tgt.model:
-        src = _Extension(tokenizers.src, src_symbols + tgt_symbols)
-        src.learn(itertools.chain(read_side("src"), read_side("tgt")), config.tokenizer)
-        tgt = src
+        src_extension = _Extension(tokenizers.src, src_symbols + tgt_symbols)
+        src_extension.learn(itertools.chain(read_side("src"), read_side("tgt")), config.tokenizer)
+        tgt_extension = src_extension
     else:
-        src = _Extension(tokenizers.src, src_symbols)
-        src.learn(read_side("src"), config.tokenizer)
-        tgt = _Extension(tokenizers.tgt, tgt_symbols)
-        tgt.learn(read_side("tgt"), config.tokenizer)
+        src_extension = _Extension(tokenizers.src, src_symbols)
+        src_extension.learn(read_side("src"), config.tokenizer)
+        tgt_extension = _Extension(tokenizers.tgt, tgt_symbols)
+        tgt_extension.learn(read_side("tgt"), config.tokenizer)
     multiple = config.tokenizer.vocab_multiple
-    if not tokenizers.src.is_imported:
-        new_src = pad_vocabulary(Tokenizer(src.model), multiple)
+    if not tokenizers.src.is_imported:  # the ids are the ids of the SentencePiece model
+        new_src = pad_vocabulary(Tokenizer(src_extension.model), multiple)
         if isinstance(tokenizers, Tokenizer):
             return new_src
-        return TokenizerPair(new_src, pad_vocabulary(Tokenizer(tgt.model), multiple))
+        new_tgt = pad_vocabulary(Tokenizer(tgt_extension.model), multiple)
+        return TokenizerPair(new_src, new_tgt)
+    # the ids of imported tokenizers come from vocabularies, which are extended, too
     assert isinstance(tokenizers, TokenizerPair)
-    src_pieces = src.new_pieces
-    tgt_pieces = tgt.new_pieces
+    src_pieces = src_extension.new_pieces
+    tgt_pieces = tgt_extension.new_pieces
     if tokenizers.shares_vocabulary:
         joint_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))  # without duplicates
         src_pieces = joint_pieces
         tgt_pieces = joint_pieces
     return TokenizerPair(
-        src=_extend_mapped(tokenizers.src, src.model, src_pieces, multiple),
-        tgt=_extend_mapped(tokenizers.tgt, tgt.model, tgt_pieces, multiple),
+        src=_extend_mapped(tokenizers.src, src_extension.model, src_pieces, multiple),
+        tgt=_extend_mapped(tokenizers.tgt, tgt_extension.model, tgt_pieces, multiple),
         shares_vocabulary=tokenizers.shares_vocabulary,
     )
 
@@ -111,8 +116,9 @@ class _Extension:
 
     Attributes:
         model: content of the model file.
-        new_pieces: pieces to append to the vocabulary. Language pieces of M2M100 and NLLB, and tags
-            of OPUS-MT, are only in the vocabulary, not in the model.
+        new_pieces: pieces to append to the vocabulary. They may include pieces that are not added
+            to the model: the language pieces of M2M100 and NLLB, and the tags of OPUS-MT, are only
+            in the vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
@@ -140,7 +146,7 @@ class _Extension:
             self._append_characters(characters)
             max_merges = config.extend - len(characters)
             sequences = self._split_words(words)
-            self._append_joined(_learn_merges(sequences, max_merges))
+            self._append_merges(_learn_merges(sequences, max_merges))
         log.info(
             "the tokenizer grows by %d symbols and tags, and %d pieces of the text",
             num_symbols,
@@ -162,21 +168,25 @@ class _Extension:
     def _find_new_characters(self, words: Counter[str], coverage: float) -> list[str]:
         """Return the characters that are not pieces yet, the most frequent first.
 
-        Leaves out the rarest of these characters, which together make up at most a share of
+        Leaves out the rarest of these characters, as many as together make up at most the share
         1 - `coverage` of the text.
         """
         characters: Counter[str] = Counter()
         for word, count in words.items():
             for character in word:
                 characters[character] += count
-        max_uncovered = int((1 - coverage) * characters.total())  # occurrences without a piece
         missing = []
         for character, _ in characters.most_common():
             if character not in self._vocabulary:
                 missing.append(character)
-        while missing and characters[missing[-1]] <= max_uncovered:  # the last one is the rarest
-            rarest = missing.pop()
-            max_uncovered -= characters[rarest]
+        max_left_out = int((1 - coverage) * characters.total())  # number of occurrences
+        num_left_out = 0
+        while missing:
+            rarest = missing[-1]
+            num_left_out += characters[rarest]
+            if num_left_out > max_left_out:
+                break
+            missing.pop()
         return missing
 
     def _append_characters(self, characters: Sequence[str]) -> None:
@@ -194,35 +204,35 @@ class _Extension:
                 self.model += serialize_piece(character, _Piece.NORMAL, score)
         self._add_to_vocabulary(characters)
 
-    def _append_joined(self, joined_pieces: Sequence[Sequence[str]]) -> None:
-        """Append a piece for each item of `joined_pieces`, which lists the pieces to join."""
+    def _append_merges(self, merges: Sequence[Sequence[str]]) -> None:
+        """Append a piece for each merge, which is a list of the pieces that it joins."""
         proto = read_proto(self.model)
         scores = _normal_scores(proto)
         model_pieces = {piece.piece for piece in proto.pieces}
         lowest = min(scores.values())
-        for i, pieces in enumerate(joined_pieces, start=1):
-            piece = "".join(pieces)
-            if piece in model_pieces:  # the same text may be joined from other pieces
+        for i, pieces in enumerate(merges, start=1):
+            merged = "".join(pieces)
+            if merged in model_pieces:  # another merge may give the same text
                 continue
             if proto.trainer_spec.model_type == _BPE:
                 score = lowest - i
             else:
                 num_removed_boundaries = len(pieces) - 1
-                joined_score = sum(scores[joined_piece] for joined_piece in pieces)
-                score = joined_score + _JOIN_BONUS * num_removed_boundaries
-            self.model += serialize_piece(piece, _Piece.NORMAL, score)
-            model_pieces.add(piece)
-            self._add_to_vocabulary([piece])
+                sum_of_scores = sum(scores[piece] for piece in pieces)
+                score = sum_of_scores + _JOIN_BONUS * num_removed_boundaries
+            self.model += serialize_piece(merged, _Piece.NORMAL, score)
+            model_pieces.add(merged)
+            self._add_to_vocabulary([merged])
 
     def _add_to_vocabulary(self, pieces: Sequence[str]) -> None:
-        """Add the pieces that the vocabulary lacks. It may already have pieces new to the model."""
+        """Add pieces that were added to the model, except those that the vocabulary already has."""
         self.new_pieces += [piece for piece in pieces if piece not in self._vocabulary]
         self._vocabulary.update(pieces)
 
     def _split_words(self, words: Counter[str]) -> Counter[tuple[str, ...]]:
-        """Segment words, and count their sequences of pieces that merges may join.
+        """Segment words, and count the sequences of neighboring pieces that merges may join.
 
-        Symbols, bytes and unknown pieces end a sequence.
+        Merges join no symbols, bytes and unknown pieces, so these end a sequence.
         """
         processor = _open_for_pieces(self.model)
         normal_pieces = set(_normal_scores(read_proto(self.model)))
@@ -262,21 +272,22 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
     num_initial_pieces = len(pieces) + 1  # 1 for the unknown piece
     processor = _train_bpe(word_counts, vocab_size=num_initial_pieces + limit)
     # pieces of the trained model are texts of codes; a single code is no merge
-    merges = []
+    coded_merges = []
     for i in range(1, processor.vocab_size()):  # without the unknown piece
         coded_piece = processor.id_to_piece(i)
         if len(coded_piece) > 1:
-            merges.append(coded_piece)
+            coded_merges.append(coded_piece)
     coded_counts: Counter[str] = Counter()  # occurrences in the segmented words
     for word, count in word_counts.items():
         for coded_piece in processor.encode(word, out_type=str):
             coded_counts[coded_piece] += count
-    while merges and coded_counts[merges[-1]] < _MIN_COUNT:  # the last merges are the rarest
-        merges.pop()
-    joined_pieces = []
-    for merge in merges:
-        joined_pieces.append([pieces_by_code[code] for code in merge])
-    return joined_pieces
+    # BPE learns the most frequent merge first, so the rarest are the last
+    while coded_merges and coded_counts[coded_merges[-1]] < _MIN_COUNT:
+        coded_merges.pop()
+    merges = []
+    for coded_merge in coded_merges:
+        merges.append([pieces_by_code[code] for code in coded_merge])
+    return merges
 
 
 def _train_bpe(
@@ -324,7 +335,7 @@ def segment_new_pieces(old: Tokenizer, new: Tokenizer) -> dict[str, list[int]]:
 
 
 def _normal_scores(proto: ModelProto) -> dict[str, float]:
-    """Return the score of each piece that is neither a symbol nor a byte."""
+    """Return the score of each piece of type NORMAL, which is neither a symbol nor a byte."""
     return {piece.piece: piece.score for piece in proto.pieces if piece.type == _Piece.NORMAL}
 
 

@@ -5,8 +5,8 @@ seed, the number of the update and the index of the pair. So they are the same f
 ranks, and after resuming.
 """
 
-# V vocabulary size, N source tokens, T source tokens after the prefix, K of these T that are not
-# dropped, M target tokens; all without EOS
+# V vocabulary size, N source tokens and M target tokens, without EOS
+# T source tokens after the prefix, K of these T tokens that are not dropped
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from nmt.errors import ConfigError
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 _SEGMENTATIONS_PER_WORD = 64
-"""Number of random segmentations of a word. Each occurrence of the word draws one of them. With so
-few, most are in the cache.
+"""Number of random segmentations of a word. Each occurrence of the word draws one of them. The
+number is small, so that most of them are in the cache.
 """
 _MAX_CACHED_SEGMENTATIONS = 1 << 18  # this many take about 80 MB
 
@@ -56,9 +56,11 @@ class TokenNoise:
         self.src_separator_id = _find_separator_id(tokenizers.src)
         self.tgt_separator_id = _find_separator_id(tokenizers.tgt)
         src_ids = {piece: i for i, piece in enumerate(tokenizers.src.all_pieces())}
-        # ids of the symbols of hints, such as "SOURCE house TARGET Haus DONE"; -1 for a symbol that
-        # the vocabulary lacks
-        self.hint_ids = [src_ids.get(symbol, -1) for symbol in (SOURCE, TARGET, DONE)]
+        # the symbols of hints, such as "SOURCE house TARGET Haus DONE"; -1 for a symbol that the
+        # vocabulary lacks
+        self.source_symbol_id = src_ids.get(SOURCE, -1)
+        self.target_symbol_id = src_ids.get(TARGET, -1)
+        self.done_symbol_id = src_ids.get(DONE, -1)
         # ids that stay unchanged at the start of a side
         self.src_prefixes = [tokenizers.src.prefix_ids]
         self.tgt_prefixes = [tokenizers.tgt.prefix_ids]
@@ -76,7 +78,7 @@ class TokenNoise:
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
-        # Draws numbers even for the prefix, which has no noise. Otherwise, the length of the prefix
+        # Draws numbers for N tokens, but uses only the first T. Otherwise, the length of the prefix
         # would change the numbers that are drawn for the target.
         src_draws = rng.random((3, len(src_ids)))  # (3, N)
         src_prefix_length = find_prefix_length(src_ids, self.src_prefixes)
@@ -117,12 +119,11 @@ class TokenNoise:
 
         A hint consists of SOURCE, the source words, TARGET, the target words and DONE.
         """
-        source_id, target_id, done_id = self.hint_ids
-        num_target_symbols = (ids == target_id).cumsum()  # (T,), TARGET up to each position
-        num_done_symbols = (ids == done_id).cumsum()  # (T,), DONE up to each position
-        # the last symbol was TARGET, and DONE has not followed yet
-        is_in_target = num_target_symbols > num_done_symbols
-        return is_in_target | (ids == source_id) | (ids == done_id)
+        is_done_symbol = ids == self.done_symbol_id
+        num_targets = (ids == self.target_symbol_id).cumsum()  # (T,), TARGET up to each position
+        num_dones = is_done_symbol.cumsum()  # (T,), DONE up to each position
+        is_in_target = num_targets > num_dones  # True from TARGET up to the token before DONE
+        return is_in_target | (ids == self.source_symbol_id) | is_done_symbol
 
     def _choose_kept_tokens(self, is_fixed: Any, drop_draws: Floats) -> Any:
         """Return a mask (T,), True for tokens to keep: all fixed ones and some of the free ones.
@@ -141,13 +142,14 @@ class TokenNoise:
 def _draw_order(is_fixed: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    The tokens are sorted by their position plus noise, which is below `max_distance` + 1. Fixed
+    The tokens are sorted by their position plus noise between 0 and `max_distance` + 1. Fixed
     tokens do not move, and no token moves past them. To ensure this, the sequence is divided into
-    segments: each fixed token, and the tokens between two fixed ones. For each earlier segment,
-    `max_distance` + 1 is added to the noise.
+    segments: each fixed token, and the tokens between two fixed ones. The noise of segment i,
+    counted from 0, is between i * (`max_distance` + 1) and (i + 1) * (`max_distance` + 1), so that
+    its tokens stay behind all earlier segments.
     """
-    # The index increases by 1 at each fixed token and by 1 after it. For example, a separator
-    # between two lines of two tokens gives 0 0 1 2 2.
+    # The index increases by 1 at each fixed token, and by 1 after it. For example, the indices of
+    # two tokens, a separator and two more tokens are 0 0 1 2 2.
     num_fixed = is_fixed.cumsum()  # (K,), fixed tokens up to each position
     segment_indices = 2 * num_fixed - is_fixed
     noise = (draws + segment_indices) * (max_distance + 1)
@@ -180,7 +182,10 @@ class SubwordSampling:
     """
 
     def __init__(self, tokenizers: Tokenizers, alpha: float, seed: int) -> None:
-        """See `WordSegmenter` for `alpha` and for the errors that it raises."""
+        """Make the segmenters, see `WordSegmenter`.
+
+        `alpha` is a probability for BPE, and an exponent for unigram models.
+        """
         self.seed = seed
         self.src_segmenter = WordSegmenter(tokenizers.src, alpha)
         self.tgt_segmenter = self.src_segmenter
@@ -227,9 +232,10 @@ class WordSegmenter:
         self.scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == normal}
         self.ids = {piece: i for i, piece in enumerate(self.pieces) if piece in self.scores}
         self.max_piece_length = max(map(len, self.scores), default=0)
-        self.is_symbol = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
+        # (V,), True for symbols and bytes
+        self.stays_unchanged = np.array([piece not in self.scores for piece in self.pieces])
         begins_with_space = np.array([piece.startswith("▁") for piece in self.pieces])  # (V,)
-        self.begins_word = begins_with_space | self.is_symbol  # (V,)
+        self.begins_word = begins_with_space | self.stays_unchanged  # (V,)
         # A decorator of the method would make one cache for the class, which would keep all
         # segmenters in memory.
         cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
@@ -242,9 +248,9 @@ class WordSegmenter:
             return np.array([], dtype=array.dtype)
         is_start = self.begins_word[array]  # (N,)
         is_start[0] = True
-        # a symbol is a word of its own, so the next id starts another word
-        is_symbol = self.is_symbol[array]  # (N,)
-        is_start[1:] |= is_symbol[:-1]
+        # a symbol or byte is a word of its own, so the next id starts another word
+        stays_unchanged = self.stays_unchanged[array]  # (N,)
+        is_start[1:] |= stays_unchanged[:-1]
         word_starts = np.flatnonzero(is_start).tolist()
         variants = rng.integers(_SEGMENTATIONS_PER_WORD, size=len(word_starts)).tolist()
         id_list = array.tolist()
@@ -256,7 +262,7 @@ class WordSegmenter:
 
     def _segment_word(self, variant: int, ids: tuple[int, ...]) -> list[int]:
         """Return the ids of a word in its random segmentation with the number `variant`."""
-        if self.is_symbol[ids[0]]:
+        if self.stays_unchanged[ids[0]]:
             return list(ids)
         text = "".join(self.pieces[i] for i in ids)
         rng = Random(f"{variant} {text}")  # the same numbers for this word in every process
@@ -269,15 +275,15 @@ class WordSegmenter:
     def _draw_bpe_pieces(self, text: str, rng: Random) -> list[str]:
         """Merge characters into pieces, and skip merges at random.
 
-        Each step applies the merge with the highest score, the leftmost among equals. Returns an
-        empty list if a character is not in the vocabulary.
+        Each step skips every possible merge with probability `alpha`, and applies the remaining
+        merge with the highest score, the leftmost among equals. Returns an empty list if a
+        character is not in the vocabulary.
         """
         pieces = list(text)
         while True:
             merge_scores = {}  # keyed by i: the score of merging the pieces at i and i + 1
             for i in range(len(pieces) - 1):
                 merged = pieces[i] + pieces[i + 1]
-                # the merge is skipped with probability `alpha`
                 if merged in self.scores and rng.random() >= self.alpha:
                     merge_scores[i] = self.scores[merged]
             if not merge_scores:
@@ -308,7 +314,8 @@ class WordSegmenter:
                 piece = text[start:end]
                 if start in log_sums and piece in self.scores:
                     starts.append(start)
-                    log_weights.append(log_sums[start] + self.alpha * self.scores[piece])
+                    piece_log_weight = self.alpha * self.scores[piece]
+                    log_weights.append(log_sums[start] + piece_log_weight)
             if starts:
                 log_sum = _log_sum_exp(log_weights)
                 log_sums[end] = log_sum

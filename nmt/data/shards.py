@@ -3,7 +3,7 @@
 A shard is an Arrow IPC stream, which any Arrow reader can open. `MappedShard` maps it to memory.
 """
 
-# N pairs. In this file, a row is the index of a pair in its shard.
+# N is a number of pairs. In this file, a row is the index of a pair in its shard.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FlatNumbers = tuple[IdArray, IdArray]
 List i is `numbers[offsets[i] : offsets[i + 1]]`.
 """
 FlatIds = FlatNumbers
-"""One side of N pairs, with the ids of each line as a list."""
+"""The token ids of one side of N pairs, one list for each line."""
 
 _BATCH_ROWS = 50_000  # number of pairs of a record batch; the last one of a shard may have fewer
 _MAX_PAIRS = 1 << 40
@@ -170,14 +170,14 @@ class MappedShard:
         # each list has one item for each record batch
         self._batches: list[tuple[FlatIds, FlatIds]] = []  # source and target
         self._alignments: list[FlatNumbers] = []  # empty if the file has no alignments
-        self._texts: list[list[pa.Array]] = []  # source and target; items are [] without text
+        self._texts: list[list[pa.Array]] = []  # source and target, or [] without text
         try:
             check_regular(path)
             # the columns keep the file mapped after the block
             with pa.memory_map(str(path)) as source:
                 # pyarrow accepts a stream that was truncated between two batches
-                end = max(source.size() - len(_END_OF_STREAM), 0)
-                if source.read_at(len(_END_OF_STREAM), end) != _END_OF_STREAM:
+                marker_start = max(source.size() - len(_END_OF_STREAM), 0)
+                if source.read_at(len(_END_OF_STREAM), marker_start) != _END_OF_STREAM:
                     raise pa.ArrowInvalid("it ends too early")
                 with pa.ipc.open_stream(source, options=options) as reader:
                     _check_schema(reader.schema)

@@ -5,7 +5,7 @@ source id) for all ids that are linked in the training pairs.
 """
 
 # Estimation: N links, U distinct links (source id, target id), M target tokens of all pairs
-# Model: K of the U links, without the links of the null id
+# Model: K distinct links, which are the U links except the links of the null id
 # Alignment: B pairs, S source tokens, T target tokens, P distinct pairs of ids, L best links
 
 from __future__ import annotations
@@ -119,16 +119,16 @@ class WordAligner:
         reversed_links = make_links(reversed_pairs, null_id=tgt_vocab_size)
         backward = estimate_translations(reversed_links, tgt_vocab_size + 1, src_vocab_size)
         self._tgt_vocab_size = tgt_vocab_size
-        # The null id is the highest id, so its links come last. The first K links of `forward` and
-        # of `backward` are the same links. `forward` sorts them by source id, and `backward` by
-        # target id.
+        # Both models have the same K links without the null id. These links come first, since the
+        # null id is the highest id. `forward` sorts them by source id, and `backward` by target id.
         null_start = int(np.searchsorted(forward.src, src_vocab_size))  # K
         # in `backward`, the target ids are in `src`, and the source ids in `tgt`
         backward_src_ids = backward.tgt
         backward_tgt_ids = backward.src
         forward_keys = forward.src * tgt_vocab_size + forward.tgt  # a number for each pair of ids
         backward_keys = backward_src_ids * tgt_vocab_size + backward_tgt_ids
-        # for each of the K links in the order of `forward`, its index in `backward`
+        # For each of the K links in the order of `forward`, its index in `backward`. The keys of
+        # `forward` ascend, so this is the order that sorts the keys of `backward`.
         backward_indices = np.argsort(backward_keys[:null_start])
         self._keys = forward_keys[:null_start]  # (K,), ascending
         self._tgt_probs = forward.probs[:null_start]  # (K,), p(target id | source id)
@@ -160,33 +160,27 @@ class WordAligner:
         """Align pairs in arrays of all their possible links, see `align`."""
         # Padding has the id -1, and a lookup at -1 returns the last value of an array. This value
         # has no effect, since links with padding have the prior 0.
-        src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
-        tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
+        src, src_relative = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
+        tgt, tgt_relative = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         src_column = src[:, :, None]  # (B, S, 1)
         tgt_row = tgt[:, None, :]  # (B, 1, T)
-        is_pair = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
+        is_unpadded = (src_column >= 0) & (tgt_row >= 0)  # (B, S, T), False for padding
         keys = src_column * self._tgt_vocab_size + tgt_row  # (B, S, T)
         # The search for keys takes most of the time. Sorted and distinct keys make it faster.
         # `distinct_keys[inverse_indices]` are the keys of all links again.
-        distinct_keys, inverse_indices = np.unique(keys[is_pair], return_inverse=True)
-        # the index of each distinct key in `_keys`, (P,); a key that `_keys` lacks gets the index
-        # of the next higher key, or the last index
-        key_indices = np.searchsorted(self._keys, distinct_keys)
-        key_indices = key_indices.clip(max=len(self._keys) - 1)
-        is_known = self._keys[key_indices] == distinct_keys  # (P,)
-        distinct_tgt_probs = np.where(is_known, self._tgt_probs[key_indices], 0.0)  # (P,)
-        distinct_src_probs = np.where(is_known, self._src_probs[key_indices], 0.0)  # (P,)
+        distinct_keys, inverse_indices = np.unique(keys[is_unpadded], return_inverse=True)
+        distinct_tgt_probs, distinct_src_probs = self._look_up_probs(distinct_keys)  # (P,) each
         tgt_probs = np.zeros(keys.shape)
         src_probs = np.zeros(keys.shape)
-        tgt_probs[is_pair] = distinct_tgt_probs[inverse_indices]
-        src_probs[is_pair] = distinct_src_probs[inverse_indices]
+        tgt_probs[is_unpadded] = distinct_tgt_probs[inverse_indices]
+        src_probs[is_unpadded] = distinct_src_probs[inverse_indices]
         if has_joint_ids:
             copy_prob = np.where(src_column == tgt_row, _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
             src_probs = np.maximum(src_probs, copy_prob)
         # (B, S, T): distances of links from the diagonal
-        distances = np.abs(src_fractions[:, :, None] - tgt_fractions[:, None, :])
-        prior = np.where(is_pair, np.exp(-_DIAGONAL_TENSION * distances), 0.0)  # (B, S, T)
+        distances = np.abs(src_relative[:, :, None] - tgt_relative[:, None, :])
+        prior = np.where(is_unpadded, np.exp(-_DIAGONAL_TENSION * distances), 0.0)  # (B, S, T)
         null_tgt_probs = self._null_tgt_probs[tgt][:, None, :]  # (B, 1, T)
         null_src_probs = self._null_src_probs[src][:, :, None]  # (B, S, 1)
         # (B, S, T) each: the best source position of each target token, and the reverse
@@ -195,6 +189,19 @@ class WordAligner:
         is_best = is_best_for_tgt & is_best_for_src
         pair_indices, src_positions, tgt_positions = is_best.nonzero()  # (L,) each
         return np.stack([pair_indices, tgt_positions, src_positions], axis=1)
+
+    def _look_up_probs(self, keys: Array) -> tuple[Array, Array]:
+        """Return p(target id | source id) and p(source id | target id) for the keys of links (P,).
+
+        Both are 0 for a link that the model does not have.
+        """
+        # a key that the model lacks gets the index of the next higher key, or the last index
+        indices = np.searchsorted(self._keys, keys)  # (P,)
+        indices = indices.clip(max=len(self._keys) - 1)
+        is_in_model = self._keys[indices] == keys
+        tgt_probs = np.where(is_in_model, self._tgt_probs[indices], 0.0)
+        src_probs = np.where(is_in_model, self._src_probs[indices], 0.0)
+        return tgt_probs, src_probs
 
 
 def link_words(
@@ -207,11 +214,11 @@ def link_words(
     """
     src_words = number_words(src_pieces)
     tgt_words = number_words(tgt_pieces)
-    links = set()
+    word_links = set()
     for tgt_word, position in zip(tgt_words, positions, strict=True):
         if position < len(src_pieces):
-            links.add((src_words[position], tgt_word))
-    return sorted(links)
+            word_links.add((src_words[position], tgt_word))
+    return sorted(word_links)
 
 
 def number_words(pieces: Sequence[str]) -> list[int]:
@@ -239,14 +246,16 @@ def _divide_pairs(pairs: Sequence[tuple[Ids, Ids]]) -> list[list[int]]:
         src_ids, tgt_ids = pairs[index]
         if len(src_ids) == 0 or len(tgt_ids) == 0:
             continue
-        max_src = max(max_src, len(src_ids))
-        max_tgt = max(max_tgt, len(tgt_ids))
+        new_max_src = max(max_src, len(src_ids))  # if the pair joins the last group
+        new_max_tgt = max(max_tgt, len(tgt_ids))
         fits_in_group = False
         if groups:
             num_pairs = len(groups[-1]) + 1
-            fits_in_group = num_pairs * max_src * max_tgt <= _MAX_CELLS
+            fits_in_group = num_pairs * new_max_src * new_max_tgt <= _MAX_CELLS
         if fits_in_group:
             groups[-1].append(index)
+            max_src = new_max_src
+            max_tgt = new_max_tgt
         else:
             groups.append([index])
             max_src = len(src_ids)
@@ -275,12 +284,14 @@ def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> A
     than all positions. The shape of the arguments is (B, S, T), except that `null_probs` has size 1
     along `axis`.
     """
-    # The order in which `sum` adds values, and so the rounding, depends on the padding. The last
-    # cumulative sum is the same sum, but always added from the first value to the last.
+    # The last cumulative sum is the sum of all values. It adds them from the first to the last, so
+    # that padding, which comes last, does not change it. `sum` adds them in an order that depends
+    # on the padded length, so its rounding errors would differ.
     cumulative = np.cumsum(prior, axis)
     totals = np.take(cumulative, [-1], axis)  # size 1 along `axis`
     totals[totals == 0] = 1.0  # for padding
-    prior_factors = (1 - _NULL_PROB) / totals  # the normalized prior of all links is 1 - _NULL_PROB
+    # with these factors, the priors of all positions of a token have the sum 1 - _NULL_PROB
+    prior_factors = (1 - _NULL_PROB) / totals
     scores = probs * prior * prior_factors
     highest = scores.max(axis, keepdims=True)
     null_scores = _NULL_PROB * null_probs  # size 1 along `axis`
