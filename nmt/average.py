@@ -50,7 +50,8 @@ def average(folders: list[Path], output: Path) -> None:
         f"The mean of {len(folders)} checkpoints. Translate with `nmt-translate model_dir=FOLDER`, "
         "where FOLDER is this folder."
     )
-    checkpoints_folder = folders[0].parent  # `output` does not exist yet
+    # `render_card` finds the run from a folder in it; `output` does not exist yet
+    checkpoints_folder = folders[0].parent
     card = render_card(checkpoints_folder, newest_info, card_body)
 
     def write_card(folder: Path) -> None:

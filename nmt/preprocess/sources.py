@@ -38,7 +38,7 @@ from nmt.runtime.files import sync
 
 log = logging.getLogger(__name__)
 STDIN = "-"
-# the split of a dataset that is read for each of our splits, unless `dataset_split` names one
+# for each split of nmt, the split of a dataset that is read, unless `dataset_split` names another
 DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 _BITEXT_SUFFIXES = ("tsv", "jsonl", "tmx", "xliff")
 """Suffixes of files with both sides. `SplitConfig` has a setting of the same name for each."""
@@ -63,8 +63,8 @@ class _CorpusSettings:
             for src, tgt in pair_up(self.settings.src, self.settings.tgt, self.key):
                 src = archives.find_text(src, self.direction.src_lang)
                 tgt = archives.find_text(tgt, self.direction.tgt_lang)
-                # `find_text` returns the only file of an archive for both sides. A plain file may
-                # be both sides, since the user names it twice.
+                # For an archive with a single file, `find_text` returns this file for both sides.
+                # A plain file may be both sides, since the user has named it twice.
                 if src == tgt and archives.split_name(src) is not None:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
                 names_by_source.append((src, tgt))
@@ -130,8 +130,8 @@ def has_split(config: DataConfig, split: str) -> bool:
 def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[DataSource]:
     """List the sources of a split, sorted by corpus. Spools text to `spool_dir` where necessary.
 
-    The list is empty for a held-out set that is taken out of the training text. Raises `DataError`
-    or `ConfigError` before reading if a file of any split is missing.
+    Returns an empty list for a held-out set that is taken out of the training text. Before it reads
+    any text, raises `DataError` or `ConfigError` if a file of any split is missing.
     """
     bundled = config.data.corpus
     if bundled is not Corpus.files:
@@ -139,14 +139,15 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
         src_text = "".join(f"{src_line}\n" for src_line, _ in pairs)
         tgt_text = "".join(f"{tgt_line}\n" for _, tgt_line in pairs)
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")
-        whole_text = [src_text.encode(), tgt_text.encode()]  # the only block of both files
-        _spool_blocks(paths, [whole_text])
+        block = (src_text.encode(), tgt_text.encode())  # the whole text of both files
+        _spool_blocks(paths, [block])
         names = (bundled.value, bundled.value)
         return [DataSource(corpus="", format=Format.pair, paths=paths, names=names)]
     _check_files(config.data)
     sources = []
     for corpus in _list_corpora(config.data, split):
         direction = corpus.direction
+        # names of the fields in JSON and datasets; `columns` are the numbers of the columns in TSV
         fields = corpus.settings.fields or [direction.src_lang, direction.tgt_lang]
         template = DataSource(
             corpus=corpus.name,
@@ -175,14 +176,17 @@ def _spool_dataset(
     settings: SplitConfig, template: DataSource, spool_prefix: Path, default_split: str
 ) -> DataSource:
     """Write the texts of a dataset to one file per field. Returns these files as a source."""
-    sides = ("src", "tgt", "alignment")[: len(template.fields)]
+    sides = ["src", "tgt"]
+    has_alignment = len(template.fields) == 3
+    if has_alignment:
+        sides.append("alignment")
     paths = tuple(spool_prefix.with_name(f"{spool_prefix.name}.{side}") for side in sides)
     _spool_blocks(paths, read_dataset(settings, template.fields, default_split))
     return replace(
         template,
         paths=paths,
         names=(describe_dataset(settings),) * len(paths),
-        has_alignment_file="alignment" in sides,
+        has_alignment_file=has_alignment,
     )
 
 
@@ -218,8 +222,9 @@ def _convert_xml(
     """Write the pairs of each TMX or XLIFF file to two text files, and yield these as a source."""
     direction = corpus.direction
     languages = (direction.src_lang, direction.tgt_lang)
-    if languages == DEFAULT_LANGUAGES:  # they are not set, so the file states its languages
-        languages = ("", "")
+    is_unset = languages == DEFAULT_LANGUAGES
+    if is_unset:
+        languages = ("", "")  # `read_pairs` then uses the languages that an XLIFF file states
     for source_index, file_names in enumerate(corpus.file_names()):
         file = file_names[0]  # the only one, which holds both sides
         name = _name_for_messages(file)
@@ -255,12 +260,14 @@ def _check_files(config: DataConfig) -> None:
     for file in files:
         if archives.split_name(file) is not None:
             continue  # `file_names` raises an error if the archive has no such file
+        if file == STDIN:
+            continue
         path = resolve_path(file)
-        if file != STDIN and not path.exists() and config.made_by:
+        if not path.exists() and config.made_by:
             raise DataError(f"{path} does not exist; make it with: {config.made_by}")
         if not is_stream(file):
             check_file(path)
-        elif file != STDIN and _is_endless(path):
+        elif _is_endless(path):
             raise DataError(f"{path} is a device, not a text; give a file or a pipe")
     if files.count(STDIN) > 1:
         raise ConfigError(f"{files.count(STDIN)} files are {STDIN}; stdin can be read only once")
@@ -293,7 +300,8 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
         tgt_matches = match_files(tgt_name)
         # the keys are the texts for the wildcards
         if src_matches.keys() == tgt_matches.keys():
-            file_pairs += [(src_matches[texts], tgt_matches[texts]) for texts in src_matches]
+            for texts, src_file in src_matches.items():
+                file_pairs.append((src_file, tgt_matches[texts]))
         elif src_matches.keys().isdisjoint(tgt_matches):  # for example, part-*.en and teil-1.de
             src_files = list(src_matches.values())
             tgt_files = list(tgt_matches.values())
@@ -339,11 +347,13 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     files = sorted(file for file in glob.glob(glob_pattern) if not os.path.isdir(file))
     if not files:
         raise DataError(f"{name} matches no file; check the pattern")
-    # the same pattern with groups, since `glob` does not return the texts that wildcards match
-    pattern = re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])")
+    # `glob` does not return the texts that the wildcards match, so a regular expression finds them
+    regex = re.escape(path)
+    regex = regex.replace(r"\*", "([^/]*)")
+    regex = regex.replace(r"\?", "([^/])")
     matching_files = {}
     for file in files:
-        match = re.fullmatch(pattern, file)
+        match = re.fullmatch(regex, file)
         if match is not None:
             matching_files[match.groups()] = file
     return matching_files

@@ -43,7 +43,7 @@ from nmt.runtime.reading import check_tree, read_regular_file
 
 log = logging.getLogger(__name__)
 
-MARKER = "meta.json"
+MARKER = "meta.json"  # a folder with this file is a data folder
 _OVERWRITE_ADVICE = (
     "nothing was replaced, since runs that were trained on this folder need its data; give another "
     "data_dir, or overwrite=true"
@@ -65,7 +65,7 @@ class Job:
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings, input files and tokenizers that determine the data folder.
 
-        The settings are those that declare `on_resume="refuse"`, the default.
+        Of the settings, includes the ones with `on_resume="refuse"`, which is the default.
         """
         model_files: list[Path] = []
         for name in (self.config.tokenizer.model, self.config.tokenizer.tgt_model):
@@ -163,12 +163,12 @@ class Workspace:
         self.data = folder / "data"  # becomes `data_dir` when it is complete
         self.records = folder / "records"  # the records of finished spans, a folder for each stage
         self.hashes = folder / "hashes"  # hashes of the training pairs, to find repeated ones
-        self.spool = folder / "spool"  # text that is not in plain files, see `find_sources`
+        self.spool = folder / "spool"  # plain files with the text of pipes, archives and datasets
         self.plan = folder / "plan"  # tokenizers, their sample, and held-out sets
         self._fingerprint: dict[str, Any] = {}  # fingerprint of an interrupted run's job
         with contextlib.suppress(FileNotFoundError, DamagedError):
             self._fingerprint = read_json(folder / _FINGERPRINT_FILE)
-        self.is_new = not self._fingerprint
+        self.is_first_run = not self._fingerprint  # no earlier run has started the job
 
     def start(self, fingerprint: dict[str, Any]) -> None:
         """Create the folders of a job. Removes the results of an earlier run of another job."""
@@ -217,7 +217,7 @@ class Workspace:
         """Replace `data_dir` with the new data folder, and remove the work folder.
 
         Unless `overwrite` is set, raises an `NmtError` if `data_dir` holds other data. The work
-        folder then stays, so that the same command with overwrite=true ends at once.
+        folder then stays, so that a second run with overwrite=true only replaces `data_dir`.
         """
         if (self.data_dir / MARKER).exists() and not overwrite:
             write_manifest(self.data)
@@ -266,7 +266,7 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
             try:
                 yield work
             except (ConfigError, DataError):
-                if work.is_new:  # the user will change the settings or the text
+                if work.is_first_run:  # the user will change the settings or the text
                     work.remove()
                 raise
             except OSError as error:
@@ -293,7 +293,7 @@ def _make_work_folder(folder: Path, data_dir: Path) -> None:
             if path.exists() and not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     check_tree(folder)
-    for parent, folder_names, _ in os.walk(folder):  # skips folders that another run removes
+    for parent, folder_names, _ in os.walk(folder):  # ignores folders that vanish
         for name in folder_names:
             if "." in name:  # in a work folder, only names of files have a full stop
                 raise DamagedError(f"{Path(parent, name)} is a folder, not a file; remove it")
@@ -314,4 +314,4 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
+        lock.release()  # does nothing without a lock

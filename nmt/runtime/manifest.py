@@ -52,11 +52,11 @@ def set_verify(verify_files: bool) -> None:
 
 
 def verify_checksums(folder: Path, *names: str) -> None:
-    """Compare files of a folder with its manifest: the files `names` or, without names, all files.
+    """Compare the files `names` of a folder with its manifest; without `names`, all listed files.
 
-    Raises `DamagedError` for the first file that differs. Without names, also raises `DamagedError`
-    for a missing file. With names, ignores missing files, which the caller must report. Files that
-    the manifest does not list are not checked.
+    Raises `DamagedError` for the first file that differs. A missing file is also an error without
+    `names`. If `names` lists a missing file, the caller must report it. Files that the manifest
+    does not list are not checked.
     """
     if not _is_verifying:
         return
@@ -111,7 +111,8 @@ def read_run_config(run_dir: Path) -> dict[str, Any]:
 def read_entries(folder: Path) -> dict[str, Any]:
     """Return the size and checksum of each listed file, by its path; {} without a manifest.
 
-    Raises `DamagedError` if the manifest itself was changed. It includes a checksum of its entries.
+    Raises `DamagedError` if the manifest itself was changed: it includes a checksum of its entries,
+    which `_render_entries` computes again.
     """
     path = folder / MANIFEST
     try:

@@ -27,13 +27,13 @@ from nmt.serve.service import Service
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # number of connections that wait to be accepted
-# Number of connections that the event loop accepts in a row, before `BoundedProtocol` counts them.
-# For a moment, `max_connections` may be exceeded by this number.
+# The event loop accepts up to this number of connections before `BoundedProtocol` counts them. For
+# a moment, the number of connections may exceed `max_connections` by this number.
 _ACCEPTED_AT_ONCE = 8
 _RESERVED_FILES = 128  # number of files and sockets that belong to no connection
 _FILES_PER_CONNECTION = 2  # the socket, and perhaps a file for an upload or a download
 # Python's thread switch interval: how long another thread may hold the GIL while the event loop
-# waits. A short request waits several times. With the default of 5 ms, it would wait too long.
+# waits. Each request waits for the GIL several times. The default of 5 ms would be too long.
 _SWITCH_SECONDS = 0.0005
 # Each memory arena of malloc keeps freed memory. With only one, threads would wait for each other.
 _MALLOC_ARENAS = 2

@@ -57,7 +57,8 @@ class MinimumBayesRisk:
         scored = []
         for translations in candidates:
             texts = [translation.text for translation in translations]
-            # the arguments are the candidates and the references of a list of sentences
+            # The arguments are, for each sentence, its candidates and its references. Here, the
+            # candidates of one sentence are also its references.
             scores_of_sentences = fastchrf.aggregate_chrf([texts], [texts])
             scored.append(_with_scores(translations, scores_of_sentences[0]))
         return scored
@@ -103,8 +104,8 @@ def make_reranker(config: RerankConfig, languages: Sequence[LanguagePair], devic
     """Return the reranker that the settings choose.
 
     `languages` are the directions that the sources may have. Models of the reranker are loaded on
-    `device`. Raises a `ConfigError` for a missing package, and for a reverse model of a wrong
-    direction.
+    `device`. Raises a `ConfigError` if a package is missing, or if the model of
+    rerank=noisy_channel does not translate in the reverse direction.
     """
     return _RERANKERS[config.rerank](config, languages, device)
 
@@ -154,8 +155,8 @@ def _mark_lacking(source: str, translations: Sequence[Translation]) -> list[Tran
 def _quality(translation: Translation) -> tuple[int, float]:
     """Return a sort key that is higher for a better candidate.
 
-    Compares whether the candidate is finished, then whether it has all protected text, and then the
-    score.
+    `completeness` compares first whether the candidate is finished, and then whether it has all
+    protected text. Among equal candidates, the score decides.
     """
     assert translation.rerank_score is not None
     return translation.completeness, translation.rerank_score

@@ -1,4 +1,4 @@
-"""Find the weights of rerank=noisy_channel on a validation set, by a search over two grids."""
+"""Find the weights of rerank=noisy_channel on a validation set, by a coarse and a fine search."""
 
 # N lines, K candidates: the largest number of candidates of a line
 
@@ -30,7 +30,7 @@ class ChannelWeights:
 
 
 class CandidateScorer(Protocol):
-    """Scores a choice of one candidate for each line as a corpus. Higher scores are better.
+    """Scores the corpus that consists of one chosen candidate for each line. Higher is better.
 
     Both methods take the indices of the chosen candidates (N,). `nmt.evaluate.CandidateCounts` is
     such a scorer.
@@ -54,13 +54,13 @@ def find_weights(
     lines. Length weights far from 0 often fit only the lengths of these references. So all weights
     that are at most one standard error worse than the best count as equally good (the 1-SE rule of
     Breiman et al., 1984). Of these, returns the weights whose length weight is closest to 0, and if
-    several are equally close, those with the smallest reverse weight. The standard error is
-    estimated for the difference of the two scores.
+    several are equally close, those with the smallest reverse weight. The standard error is the
+    bootstrap estimate for the difference between the best score and the score of the weights.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
         scorer: scores the candidates that weights choose.
-        min_score: lowest score of the result, unless all weights have a lower score.
+        min_score: the score that the returned weights must reach, if any weights reach it.
     """
     features = _Features(candidates)
     scores: dict[ChannelWeights, float] = {}
@@ -77,9 +77,9 @@ def find_weights(
         scores[weights] = scorer.score(features.choose(weights))
     best = _best(scores)
     best_resampled_scores = scorer.score_resamples(features.choose(best))
-    min_score = min(min_score, scores[best])
+    min_score = min(min_score, scores[best])  # `best` always qualifies
     rejected_choices: set[bytes] = set()  # other weights may choose the same candidates
-    for weights in sorted(scores, key=_simplicity):
+    for weights in sorted(scores, key=_complexity):
         choice = features.choose(weights)
         if scores[weights] < min_score or choice.tobytes() in rejected_choices:
             continue
@@ -93,13 +93,13 @@ def find_weights(
 
 def _best(scores: dict[ChannelWeights, float]) -> ChannelWeights:
     """Return the weights with the highest score. If several have it, return the simplest."""
-    simplest_first = sorted(scores, key=_simplicity)
+    simplest_first = sorted(scores, key=_complexity)
     # `max` returns the first of several equal ones
     return max(simplest_first, key=lambda weights: scores[weights])
 
 
-def _simplicity(weights: ChannelWeights) -> tuple[float, float]:
-    """Return a key that sorts weights from the simplest to the least simple."""
+def _complexity(weights: ChannelWeights) -> tuple[float, float]:
+    """Return a sort key that is lower for simpler weights."""
     return abs(weights.length_weight), weights.reverse_weight
 
 
