@@ -9,14 +9,16 @@ import pytest
 from growth import assert_linear_time
 from npm import needs_node, run_script
 from serving import loaded, running
+from test_extension import languages_model
 from toy import command
 from translating import write_model
 
 from nmt import Translator
 from nmt.translate.batch_search import Segment
 from nmt.translate.copied import CopiedEnds, split_ends
+from nmt.translate.options import LineOptions
 from nmt.translate.results import LineResult, Translation, restore_lines
-from nmt.translate.windows import EncodedWindow, Window
+from nmt.translate.windows import EncodedWindow, Window, encode_window
 
 ENDS = {
     "A house 👍": ("", " 👍", "A house"),
@@ -33,6 +35,9 @@ ENDS = {
     "很好👍": ("", "👍", "很好"),
     "看看 https://例子.cn": ("", " https://例子.cn", "看看"),
     " \t👍 A house": (" \t👍 ", "", "A house"),
+    "☎︎ Call us ☎︎": ("☎︎ ", " ☎︎", "Call us"),
+    "VISIT WWW.EXAMPLE.ORG": ("", " WWW.EXAMPLE.ORG", "VISIT"),
+    "Get it: Git+Https://example.org/a": ("", " Git+Https://example.org/a", "Get it:"),
 }
 WITHOUT_ENDS = [
     "",
@@ -44,6 +49,9 @@ WITHOUT_ENDS = [
     "Is it red ?",
     "👍",
     "👍 https://example.org",
+    "Is it at www.example.org?",
+    "Read this (see https://example.org/a)",
+    "Room 10\ufe0f\u20e3",
     "@ home",
     "mail @ home \t",
     "Hello  ",
@@ -113,11 +121,16 @@ def test_the_token_of_a_removed_full_stop_is_removed() -> None:
     # some engines have no log-probabilities of tokens
     [restored] = restore(ADDRESS, "Visit", replace(translation, token_log_probs=[]))
     assert restored.token_log_probs == []
-    # a full stop within a longer token stays
+    # a longer token loses its last character
     tokens = ["▁Besuchen", "▁Sie."]
     joined = replace(translation, tokens=tokens, alignment=[0, 0], token_log_probs=[])
     [restored] = restore(ADDRESS, "Visit", joined)
-    assert restored.text == "Besuchen Sie. www.example.org"
+    assert restored.text == "Besuchen Sie www.example.org"
+    assert restored.tokens == ["▁Besuchen", "▁Sie", "▁www.example.org"]
+    # a space before the full stop is removed too
+    spaced = replace(translation, text="Besuchen Sie .")
+    [restored] = restore(ADDRESS, "Visit", spaced)
+    assert restored.text == "Besuchen Sie www.example.org"
 
 
 @pytest.mark.parametrize("case", ["👍", "👍 ", "a@b.c ", "a ", "1", "👍a", " "])
@@ -152,6 +165,22 @@ def test_the_server_copies_the_ends_of_sentences(model: Path) -> None:
     with running(loaded(model)) as server:
         answer = server.post("/v1/translate", text="The small house 👍", source="en", target="de")
     assert answer.json["translations"][0]["text"] == f"{house} 👍"
+
+
+def test_terms_of_a_glossary_at_the_ends_are_translated(model: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    lines = ["The house www.example.org", "The house www.example.net"]
+    options = LineOptions(required_terms=("www.example.org\twww.example.de",))
+    encoded = encode_window(Window(0, lines), translator.tokenizer, options)
+    assert encoded.texts == [lines[0], "The house"]
+    assert encoded.ends == [CopiedEnds(), CopiedEnds("", " www.example.net")]
+
+
+def test_the_ids_before_text_without_a_tag_count_as_tag() -> None:
+    tokenizers = languages_model()
+    assert len(tokenizers.src.prefix_ids) == 1
+    encoded = encode_window(Window(0, ["👉 The house"]), tokenizers, LineOptions())
+    assert encoded.num_source_tag_tokens == [1]
 
 
 @needs_node

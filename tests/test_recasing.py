@@ -327,6 +327,8 @@ LINES_WITHOUT_WORDS = [
     "🎉👍🔥",
     "👩\u200d💻 ❤️",
     "...",
+    "1\ufe0f\u20e3 2\ufe0f\u20e3 ℹ\ufe0f",
+    "Https://example.org WWW.example.org",
     "https://example.org/3264/a?b=50",
     "www.example.org/x — jane.doe+x@mail.example.org",
     "  ->  ",

@@ -24,7 +24,7 @@ _PICTURES = (
 _SYMBOLS = "©®™‼⁉ℹ↔-↪⌨⏏Ⓜ▪-◾⤴⤵〰〽㊗㊙"
 _EMOJI_SIGN = rf"(?:[{_PICTURES}]|[{_SYMBOLS}]\ufe0f|[0-9\#*]\ufe0f?\u20e3)"  # last: keycaps
 # characters within an emoji: joiner, variation selector, tags of flags
-_EMOJI_PARTS = r"\u200d\ufe0f\U000e0020-\U000e007f"
+_EMOJI_PARTS = r"\u200d\ufe0e\ufe0f\U000e0020-\U000e007f"
 EMOJI = rf"{_EMOJI_SIGN}(?:{_EMOJI_SIGN}|[{_EMOJI_PARTS}]){{0,63}}"
 """The pattern of a group of emoji and other pictures, without spaces."""
 

@@ -10,15 +10,16 @@ from nmt.data.perturb import END_MARKS
 from nmt.data.text import EMAIL, UNSPACED, UNSPACED_LETTERS
 from nmt.search.protect import EMOJI
 
-_ADDRESS_SIGNS = ("://", "www.", "@")  # each address has one of them
+_ADDRESS_SIGNS = ("://", "www.", "Www.", "WWW.", "@")  # each address has one of them
 # Chinese letters after a slash belong to the address. Before a slash, Chinese letters belong to it
 # if they form a label of the host name: "https://例子.cn", but not "https://x.cn谢谢".
 _ADDRESS = (
-    rf"(?:[a-z]+://|www\.)(?=\S)"
+    rf"(?:(?i:[a-z][a-z+.-]*)://|(?i:www)\.)(?=\S)"
     rf"(?:[^\s/?#{UNSPACED}]|[{UNSPACED_LETTERS}]+(?=[./?#]))*(?:[/?#][^\s、。，！？；]*)?"
     rf"|{EMAIL}"
 )
 _MARKS = tuple("".join(END_MARKS))
+_MARKS_AFTER_ADDRESS = tuple("""?!,;:…)]}"'”’»›""")
 _MAX_END_WORDS = 16  # maximum number of words to copy at each end of a line
 _MAX_EMOJI_CHARACTERS = 256  # maximum length of the emoji at the end of a word
 
@@ -33,10 +34,11 @@ def has_no_words(line: str) -> bool:
 
 
 def _is_address_or_symbols(token: str) -> bool:
-    """Return whether a text without spaces is an address, or has neither letters nor digits."""
-    if not any(map(str.isalnum, token)):
+    """Return whether a text without spaces is an address, emoji, or has no letters and digits."""
+    if not any(map(str.isalnum, token)) or _is_address(token):
         return True
-    return _is_address(token)
+    # keycaps have a digit, and \u2139 is a letter
+    return not token.isascii() and re.fullmatch(EMOJI, token) is not None
 
 
 def _is_address(token: str) -> bool:
@@ -97,12 +99,17 @@ def _find_middle_end(line: str) -> int:
     end_start = len(line)
     words = list(re.finditer(r"\S+", line))
     for word in reversed(words[-_MAX_END_WORDS:]):
-        if _is_address(word.group()):
+        text = word.group()
+        # a mark other than a full stop, such as in "Is it at www.example.org?", is translated
+        if _is_address(text) and not text.endswith(_MARKS_AFTER_ADDRESS):
             end_start = word.start()
             continue
         search_start = max(word.start(), word.end() - _MAX_EMOJI_CHARACTERS)
         emoji = trailing_emoji.search(line, search_start, word.end())
         if emoji is None:
+            break
+        follows_number = line[: emoji.start()][-1:].isdigit()
+        if follows_number and emoji.group()[0].isdigit():  # a number that ends in a keycap
             break
         end_start = emoji.start()
         if end_start > word.start():  # the emoji directly follow a word, such as "Great!👍"

@@ -226,7 +226,7 @@ def _add_ends(
     """Add the ends of a line to the translations of its middle.
 
     With an alignment, each word of the ends also becomes a token on both sides. The tokens of the
-    start follow those of the tags, and those of the end follow the last EOS of the source.
+    start follow those of the tags or `prefix_ids`, and those of the end the last EOS of the source.
     """
     start_tokens = [f"▁{word}" for word in ends.start.split()]
     end_tokens = [f"▁{word}" for word in ends.end.split()]
@@ -274,23 +274,25 @@ def _add_ends(
 def _remove_full_stop(translation: Translation) -> Translation:
     """Remove the full stop at the end of a translation, but not an ellipsis of several.
 
-    With an alignment, also removes its token. If it is only a part of a token, it stays.
+    Also removes it from the tokens if they are aligned.
     """
     text = translation.text
     if text.endswith("..") or not text.endswith((".", "。")):
         return translation
-    if translation.alignment is None:
-        return replace(translation, text=text[:-1])
-    if translation.tokens[-1].removeprefix("▁") not in (".", "。"):
+    translation = replace(translation, text=text[:-1].rstrip())
+    if translation.alignment is None or not translation.tokens[-1].endswith((".", "。")):
         return translation
-    index = len(translation.tokens) - 1
+    num_kept = len(translation.tokens) - 1
+    kept_tokens = translation.tokens[:num_kept]
+    shortened_token = translation.tokens[-1][:-1]
+    if shortened_token.strip("▁"):
+        return replace(translation, tokens=[*kept_tokens, shortened_token])
     log_probs = translation.token_log_probs
     return replace(
         translation,
-        text=text[:-1],
-        tokens=translation.tokens[:index],
-        token_log_probs=log_probs[:index] + log_probs[index + 1 :],
-        alignment=translation.alignment[:index],
+        tokens=kept_tokens,
+        token_log_probs=log_probs[:num_kept] + log_probs[num_kept + 1 :],
+        alignment=translation.alignment[:num_kept],
     )
 
 

@@ -235,7 +235,11 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
     num_source_tag_tokens = []
     for prepared in prepared_lines:
         tag = prepared.tag or tags.src
-        num_tag_tokens = len(tokenizers.src.encode(tag)) if any(prepared.ends) else 0
+        num_tag_tokens = 0
+        if any(prepared.ends):
+            # a tokenizer of an imported model puts its `prefix_ids` before text without a tag
+            source_tag_ids = tokenizers.src.encode(tag) if tag else tokenizers.src.prefix_ids
+            num_tag_tokens = len(source_tag_ids)
         num_source_tag_tokens.append(num_tag_tokens)
     segments = []
     num_truncated = [0] * len(line_ids)
@@ -289,7 +293,10 @@ def _prepare_line(
     if options.copy_symbols:
         if is_copied(text, protect=options.protect):
             return _PreparedLine(line, copied_text=text)
-        ends, text = split_ends(text)
+        possible_ends, middle = split_ends(text)
+        # terms in the ends need to be translated
+        if not glossary.find_spans(" ".join(possible_ends)):
+            ends, text = possible_ends, middle
     case = find_case(text) if options.recase else ""
     if case:
         text = glossary.keep_case(text, to_sentence_case(text, tokenizer))
