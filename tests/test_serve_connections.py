@@ -142,7 +142,7 @@ def test_a_client_that_does_not_take_its_response_is_disconnected(
 ) -> None:
     monkeypatch.setattr(protocol, "_WRITE_SECONDS", 0.3)
     monkeypatch.setattr(protocol, "_DISCARD_SECONDS", 0.3)
-    text = "the tree <img alt='" + "a" * 8_000_000 + "'>"
+    text = "the tree <img class='" + "a" * 8_000_000 + "'>"
     body = json.dumps({"q": text, "format": "html", **GOOD}).encode()
     settings = {"char_limit": 0, "max_body_bytes": 1 << 24}
     with running(copying(tokenizer)[0], **settings) as server:

@@ -19,6 +19,7 @@ from nmt.data.tokenizer import MappedTokenizer, Tokenizer, Vocabulary
 from nmt.data.vocabulary import train_tokenizer
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Segment
+from nmt.translate.copied import CopiedEnds
 from nmt.translate.options import LineOptions
 from nmt.translate.results import build_line_results
 from nmt.translate.unknown_words import SourceWords
@@ -63,7 +64,17 @@ def replace_unknown(tokenizer: Tokenizer, line: str, target: str, alignment: lis
         tokens, log_prob=0, score=0, finished=True, token_log_probs=[], alignment=[*alignment, 0]
     )
     window = Window(0, [line])
-    encoded = EncodedWindow(window, [[Segment(ids, [])]], [0], [line], [""], [""])
+    encoded = EncodedWindow(
+        window,
+        [[Segment(ids, [])]],
+        [0],
+        texts=[line],
+        cases=[""],
+        copied_texts=[""],
+        ends=[CopiedEnds()],
+        num_source_tag_tokens=[0],
+        num_target_tag_tokens=0,
+    )
     settings = {"n_best": 1, "alignment": False, "unk_replacement": True}
     [result] = build_line_results(encoded, [[hypothesis]], tokenizer, **settings)
     assert result.translations[0].alignment is None

@@ -96,27 +96,30 @@ def _find_middle_end(line: str) -> int:
     Without these, returns the length of the line.
     """
     _, trailing_emoji = _emoji_patterns()
-    end_start = len(line)
-    words = list(re.finditer(r"\S+", line))
-    for word in reversed(words[-_MAX_END_WORDS:]):
-        text = word.group()
+    middle_end = len(line)
+    for _ in range(_MAX_END_WORDS):
+        words = line[:middle_end].rsplit(maxsplit=1)
+        if not words:
+            break
+        word = words[-1]
+        word_end = len(line[:middle_end].rstrip())
+        word_start = word_end - len(word)
         # a mark other than a full stop, such as in "Is it at www.example.org?", is translated
-        if _is_address(text) and not text.endswith(_MARKS_AFTER_ADDRESS):
-            end_start = word.start()
-            continue
-        search_start = max(word.start(), word.end() - _MAX_EMOJI_CHARACTERS)
-        emoji = trailing_emoji.search(line, search_start, word.end())
-        if emoji is None:
+        if _is_address(word) and not word.endswith(_MARKS_AFTER_ADDRESS):
+            end_start = word_start
+        else:
+            search_start = max(word_start, word_end - _MAX_EMOJI_CHARACTERS)
+            emoji = trailing_emoji.search(line, search_start, word_end)
+            if emoji is None:
+                break
+            end_start = emoji.start()
+            follows_number = line[word_start:end_start][-1:].isdigit()
+            if follows_number and line[end_start].isdigit():  # a number that ends in a keycap
+                break
+        middle_end = len(line[:end_start].rstrip())
+        if end_start > word_start:  # the emoji directly follow a word, such as "Great!👍"
             break
-        follows_number = line[: emoji.start()][-1:].isdigit()
-        if follows_number and emoji.group()[0].isdigit():  # a number that ends in a keycap
-            break
-        end_start = emoji.start()
-        if end_start > word.start():  # the emoji directly follow a word, such as "Great!👍"
-            break
-    if end_start == len(line):  # without emoji and addresses, spaces are not copied either
-        return end_start
-    return len(line[:end_start].rstrip())
+    return middle_end
 
 
 @cache
