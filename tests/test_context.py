@@ -128,18 +128,18 @@ def test_drawn_pairs_are_no_documents() -> None:
 
 def test_a_line_has_the_lines_before_it_up_to_an_empty_one() -> None:
     window = Window(3, ["a", "", "b", "c", " ", "d"], context=("x", "", "y"))
-    groups = add_context(window, 2)
+    groups = add_context(window, LineOptions(context=2))
     assert groups == [["y", "a"], [""], ["b"], ["b", "c"], [" "], ["d"]]
-    assert add_context(Window(0, list("abcd"), None), 2) == [
+    assert add_context(Window(0, list("abcd"), None), LineOptions(context=2)) == [
         ["a"],
         ["a", "b"],
         ["a", "b", "c"],
         ["b", "c", "d"],
     ]
     window = Window(0, ["a", "{x}", "..."])
-    assert add_context(window, 1) == [["a"], ["a", "{x}"], ["..."]]
-    assert add_context(window, 1, protect=True) == [["a"], ["{x}"], ["..."]]
-    groups = add_context(window, 1, copy_symbols=False, protect=True)
+    assert add_context(window, LineOptions(context=1)) == [["a"], ["a", "{x}"], ["..."]]
+    assert add_context(window, LineOptions(context=1, protect=True)) == [["a"], ["{x}"], ["..."]]
+    groups = add_context(window, LineOptions(context=1, copy_symbols=False, protect=True))
     assert groups == [["a"], ["a", "{x}"], ["{x}", "..."]]
 
 
@@ -163,7 +163,7 @@ def test_the_translation_of_the_last_line_is_cut_out_at_separators() -> None:
         for finished in (True, False):
             result = LineResult([Translation(text, 0.0, 0.0, [], finished)])
             groups = [["x"] * num_lines]
-            [translation] = select_last_lines([result], groups, "<sep>", [""])
+            [translation] = select_last_lines([result], groups, "<sep>")
             is_taken = expected_text is not None and (finished or num_lines == 1)
             expected = expected_text if is_taken else None
             assert (translation and translation.text) == expected, (text, num_lines)
@@ -254,6 +254,18 @@ def test_each_line_has_its_own_case_and_symbols_are_copied(folder: Path) -> None
         expected.append(change_case(text))
     expected[5] = "..."
     assert translator.translate(lines, context=1, **DRAWS) == expected
+
+
+def test_ends_of_lines_are_copied_in_context_too(folder: Path) -> None:
+    translator = Translator.load(folder / "model", device="cpu", backend="native")
+    plain = ["A house", "The tree", "The {name} house"]
+    [house, tree, name] = translator.translate(plain, context=1, **DRAWS)
+    lines = ["A house 👍", "👉 The tree www.example.org", "THE {NAME} HOUSE 🎉"]
+    translations = translator.translate(lines, context=1, **DRAWS)
+    assert translations[0] == f"{house} 👍"
+    assert translations[1] == f"👉 {tree.removesuffix('.')} www.example.org"
+    assert translations[2].endswith(" 🎉")
+    assert translations[2].lower() == f"{name} 🎉".lower()
 
 
 @pytest.mark.slow

@@ -14,11 +14,12 @@ from toy import command
 from translating import write_model
 
 from nmt import Translator
-from nmt.translate.batch_search import Segment
 from nmt.translate.copied import CopiedEnds, split_ends
 from nmt.translate.options import LineOptions
-from nmt.translate.results import LineResult, Translation, restore_lines
-from nmt.translate.windows import EncodedWindow, Window, encode_window
+from nmt.translate.prepared_lines import PreparedLine
+from nmt.translate.restoring import restore_line
+from nmt.translate.results import LineResult, Translation
+from nmt.translate.windows import Window, encode_window
 
 ENDS = {
     "A house 👍": ("", " 👍", "A house"),
@@ -85,22 +86,11 @@ def test_a_full_stop_is_removed_only_before_an_address(
 
 
 def restore(ends: CopiedEnds, middle: str, translation: Translation) -> list[Translation]:
-    """Return a translation of the middle of a line after `restore_lines`."""
-    encoded = EncodedWindow(
-        Window(0, [middle]),
-        [[Segment([4], [])]],
-        [0],
-        texts=[middle],
-        cases=[""],
-        copied_texts=[""],
-        ends=[ends],
-        num_source_tag_tokens=[0],
-        num_target_tag_tokens=0,
-    )
+    """Return a translation of the middle of a line after `restore_line`."""
+    line = PreparedLine(f"{ends.start}{middle}{ends.end}", middle, ends=ends)
     source_tokens = ["▁Visit", "</s>"] if translation.alignment is not None else []
     result = LineResult([translation], source_tokens=source_tokens)
-    [restored] = restore_lines([result], encoded)
-    return restored.translations
+    return restore_line(result, line).translations
 
 
 def test_the_token_of_a_removed_full_stop_is_removed() -> None:
@@ -172,15 +162,16 @@ def test_terms_of_a_glossary_at_the_ends_are_translated(model: Path) -> None:
     lines = ["The house www.example.org", "The house www.example.net"]
     options = LineOptions(required_terms=("www.example.org\twww.example.de",))
     encoded = encode_window(Window(0, lines), translator.tokenizer, options)
-    assert encoded.texts == [lines[0], "The house"]
-    assert encoded.ends == [CopiedEnds(), CopiedEnds("", " www.example.net")]
+    assert [line.text for line in encoded.lines] == [lines[0], "The house"]
+    expected_ends = [CopiedEnds(), CopiedEnds("", " www.example.net")]
+    assert [line.ends for line in encoded.lines] == expected_ends
 
 
 def test_the_ids_before_text_without_a_tag_count_as_tag() -> None:
     tokenizers = languages_model()
     assert len(tokenizers.src.prefix_ids) == 1
     encoded = encode_window(Window(0, ["👉 The house"]), tokenizers, LineOptions())
-    assert encoded.num_source_tag_tokens == [1]
+    assert encoded.lines[0].num_tag_tokens == 1
 
 
 @needs_node
@@ -238,19 +229,10 @@ def test_a_copied_start_follows_the_language_tag() -> None:
         finished=True,
         alignment=[0, 1],
     )
-    encoded = EncodedWindow(
-        Window(0, ["<2de> 👉 house"]),
-        [[Segment([4, 5], [4])]],
-        [0],
-        texts=["<2de> house"],
-        cases=[""],
-        copied_texts=[""],
-        ends=[CopiedEnds("👉 ", "")],
-        num_source_tag_tokens=[1],
-        num_target_tag_tokens=1,
-    )
+    ends = CopiedEnds("👉 ", "")
+    line = PreparedLine("👉 house", "<2de> house", ends=ends, num_tag_tokens=1)
     result = LineResult([translation], source_tokens=["▁<2de>", "▁house", "</s>"])
-    [restored] = restore_lines([result], encoded)
+    restored = restore_line(result, line, num_target_tag_tokens=1)
     assert restored.source_tokens == ["▁<2de>", "▁👉", "▁house", "</s>"]
     assert restored.translations[0].tokens == ["▁<2de>", "▁👉", "▁Haus"]
     assert restored.translations[0].alignment == [0, 1, 2]

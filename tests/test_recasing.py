@@ -16,14 +16,14 @@ from tiny import sentences, tokenizer_config, train_sentencepiece
 from translating import translate, write_lines, write_model
 
 from nmt import Translator
-from nmt.config import OutputFormat, SearchConfig
+from nmt.config import OutputFormat
 from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.documents.markup import parse_html
 from nmt.export.web import read_vocabulary
-from nmt.translate.context import recase_groups
+from nmt.translate.context import prepare_groups
 from nmt.translate.copied import has_no_words
 from nmt.translate.options import LineOptions
 from nmt.translate.recasing import (
@@ -33,7 +33,8 @@ from nmt.translate.recasing import (
     restore_placeholders,
     to_sentence_case,
 )
-from nmt.translate.results import EMPTY, LineResult, render, restore_lines
+from nmt.translate.restoring import restore_lines
+from nmt.translate.results import EMPTY, LineResult, render
 from nmt.translate.windows import Window, encode_window
 
 SENTENCE_CASES = {
@@ -199,7 +200,7 @@ def test_placeholders_in_capitals_are_translated_in_lower_case(model: Path) -> N
     for line in ("THE HOUSE {NAME} TREE", "THE HOUSE {name} TREE"):
         options = LineOptions()
         encoded = encode_window(Window(0, [line]), translator.tokenizer, options)
-        assert encoded.texts == ["The house {name} tree"]
+        assert encoded.lines[0].text == "The house {name} tree"
         translation = replace(EMPTY, text="haus {name}")
         [result] = restore_lines([LineResult([translation])], encoded)
         results.append(result.text)
@@ -343,18 +344,20 @@ def test_terms_of_a_glossary_keep_a_case_that_counts() -> None:
     for glossary in ({"hints": terms}, {"required_terms": terms}):
         encoded = encode_window(Window(0, lines), tokenizer, LineOptions(**glossary))
         expected = ["NASA sees a house", "The green Apple store", lines[2]]
-        assert encoded.texts == [*expected, "The green Cafe\u0301 red"]
-        assert encoded.cases == ["upper", "title", "", "title"]
-    groups, cases = recase_groups([lines[:2]], SearchConfig(glossary=list(terms)), tokenizer.src)
+        texts = [line.text for line in encoded.lines]
+        assert texts == [*expected, "The green Cafe\u0301 red"]
+        assert [line.case for line in encoded.lines] == ["upper", "title", "", "title"]
+    options = LineOptions(required_terms=terms)
+    groups, [last_line] = prepare_groups([lines[:2]], tokenizer, options)
     assert groups == [["NASA sees a house", "The green Apple store"]]
-    assert cases == ["title"]
+    assert last_line.case == "title"
 
 
 def test_a_line_with_a_separator_is_recased_without_context() -> None:
     tokenizer = train_tokenizer(sentences(200), tokenizer_config(), ["<sep>"])
     encoded = encode_window(Window(0, ["The House <sep> The Tree"]), tokenizer, LineOptions())
-    assert encoded.texts == ["The house <sep> the tree"]
-    assert encoded.cases == ["title"]
+    assert encoded.lines[0].text == "The house <sep> the tree"
+    assert encoded.lines[0].case == "title"
 
 
 def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None:
@@ -364,9 +367,11 @@ def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None
     lines += ["<2de>", "<2fr> ", ""]
     options = LineOptions(tags=tags, protect=True)
     encoded = encode_window(Window(0, lines), tokenizer, options)
-    assert encoded.texts[:2] == ["<2de> The small house", "<2fr> The green tree"]
-    assert encoded.cases[:2] == ["upper", "title"]
-    assert encoded.copied_texts == ["", "", "www.example.com", "{x}", "", "", ""]
+    texts = [line.text for line in encoded.lines]
+    assert texts == ["<2de> The small house", "<2fr> The green tree", "", "", "", "", ""]
+    assert [line.case for line in encoded.lines[:2]] == ["upper", "title"]
+    copied = [line.ends.start for line in encoded.lines]
+    assert copied == ["", "", "www.example.com", "{x}", "", "", ""]
     assert not any(encoded.segments[2:])
     texts = ("a", "b", "www.example.com", "", "", "", "")
     results = [LineResult([replace(EMPTY, text=text)]) for text in texts]

@@ -19,8 +19,8 @@ from nmt.data.tokenizer import MappedTokenizer, Tokenizer, Vocabulary
 from nmt.data.vocabulary import train_tokenizer
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Segment
-from nmt.translate.copied import CopiedEnds
 from nmt.translate.options import LineOptions
+from nmt.translate.prepared_lines import PreparedLine
 from nmt.translate.results import build_line_results
 from nmt.translate.unknown_words import SourceWords
 from nmt.translate.windows import EncodedWindow, Window, encode_window
@@ -68,11 +68,7 @@ def replace_unknown(tokenizer: Tokenizer, line: str, target: str, alignment: lis
         window,
         [[Segment(ids, [])]],
         [0],
-        texts=[line],
-        cases=[""],
-        copied_texts=[""],
-        ends=[CopiedEnds()],
-        num_source_tag_tokens=[0],
+        [PreparedLine(line, line)],
         num_target_tag_tokens=0,
     )
     settings = {"n_best": 1, "alignment": False, "unk_replacement": True}
@@ -147,7 +143,7 @@ def test_words_of_a_truncated_line_are_found(words: Tokenizer) -> None:
     options = LineOptions(max_source_length=8, too_long=TooLong.truncate)
     encoded = encode_window(Window(0, [f"{line} {line}"]), words, options)
     source_words = SourceWords(
-        encoded.texts[0], encoded.segments[0], words, encoded.num_truncated[0]
+        encoded.lines[0].text, encoded.segments[0], words, encoded.num_truncated[0]
     )
     surfaces = [find_word(source_words, words, 0, position) for position in range(7)]
     assert surfaces == line.split()

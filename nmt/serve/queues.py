@@ -23,7 +23,7 @@ from nmt.data.languages import Tags, encode_tag
 from nmt.search.request import SearchRequest
 from nmt.translate.batch_search import BatchSearch, SearchResult, Segment
 from nmt.translate.engines.native import NativeBackend
-from nmt.translate.options import LineOptions
+from nmt.translate.options import LineOptions, add_search_settings
 from nmt.translate.translator import Translator
 from nmt.translate.windows import EncodedWindow
 
@@ -61,13 +61,7 @@ class BatchOptions:
     @functools.cached_property
     def encoding_options(self) -> LineOptions:
         """The options for encoding lines as segments."""
-        return replace(
-            self.line_options,
-            tags=self.tags,
-            protect=self.search.protect,
-            hints=tuple(self.search.hints),
-            required_terms=tuple(self.search.required_terms),
-        )
+        return add_search_settings(replace(self.line_options, tags=self.tags), self.search)
 
     @property
     def can_join(self) -> bool:

@@ -10,7 +10,8 @@ from nmt.serve.encoding import TextEncoder
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.round_runner import RoundRunner
-from nmt.translate.results import LineResult, build_line_results, restore_lines
+from nmt.translate.restoring import restore_lines
+from nmt.translate.results import LineResult, build_line_results
 
 _INLINE_SEGMENTS = 32  # the results of larger requests are built outside of the event loop
 

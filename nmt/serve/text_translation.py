@@ -27,13 +27,14 @@ from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
 from nmt.translate.context import (
     add_context,
-    drop_long_context,
     find_common_separator,
     join_lines,
-    recase_groups,
+    prepare_groups,
     replace_missing,
     select_last_lines,
 )
+from nmt.translate.prepared_lines import PreparedLine
+from nmt.translate.restoring import restore_line
 from nmt.translate.results import LineResult
 from nmt.translate.windows import Window
 
@@ -250,59 +251,49 @@ class TextTranslator:
         sentences = list(chain.from_iterable(documents))
         # only to prepare the groups: `_search` chooses `protect` again, for the texts that it gets
         protection_options = self.protect_if_needed(options, sentences)
-        search = self.make_batch_options(direction, protection_options).search
-        # for each sentence a group of sentences: its context, then the sentence itself
-        groups = []
-        for document in documents:
-            window = Window(first_line=0, lines=document)
-            groups += add_context(window, self._config.context, protect=search.protect)
+        batch_options = self.make_batch_options(direction, protection_options)
+        line_options = replace(batch_options.encoding_options, context=self._config.context)
 
-        def prepare_groups() -> tuple[list[list[str]], list[str]]:
-            """Recase the groups, and drop context that is too long; see `recase_groups`."""
-            tokenizers = direction.translator.tokenizer  # the tokenizers of source and target
-            recased_groups, case_names = recase_groups(groups, search, tokenizers.src)
-            short_groups = drop_long_context(
-                recased_groups,
-                tokenizers,
-                direction.tags,
-                max_source_length=self._config.max_source_length,
-                hints=search.hints,
-            )
-            return short_groups, case_names
+        def prepare() -> tuple[list[list[str]], list[PreparedLine]]:
+            """Prepare each sentence with its context; see `prepare_groups`."""
+            groups = []
+            for document in documents:
+                groups += add_context(Window(first_line=0, lines=document), line_options)
+            return prepare_groups(groups, direction.translator.tokenizer, line_options)
 
-        short_groups, case_names = await call_in_thread_if_long(sentences, prepare_groups)
-        return await self._search_with_context(
-            request_context, direction, short_groups, case_names, options, separator=separator
+        groups, last_lines = await call_in_thread_if_long(sentences, prepare)
+        results = await self._search_with_context(
+            request_context, direction, groups, options, separator=separator
         )
+        return list(map(restore_line, results, last_lines))
 
     async def _search_with_context(
         self,
         request_context: RequestContext,
         direction: Direction,
         groups: Sequence[Sequence[str]],
-        case_names: Sequence[str],
         options: TranslationOptions,
         *,
         separator: str,
     ) -> list[LineResult]:
         """Translate each group as one line, and return the result of its last sentence.
 
-        `groups` and `case_names` are the results of `recase_groups`. `case_names` has the letter
-        case of the last sentence of each group. If the translation of a group cannot be divided,
-        translates its last sentence again, without context.
+        `groups` are the texts that `prepare_groups` returns. If the translation of a group cannot
+        be divided, translates its last sentence again, without context.
         """
         lines = join_lines(groups, separator)
-        group_results = await self._search(request_context, direction, lines, options, recase=False)
-        last_results = select_last_lines(group_results, groups, separator, case_names)
+        group_results = await self._search(
+            request_context, direction, lines, options, are_prepared=True
+        )
+        last_results = select_last_lines(group_results, groups, separator)
         retried_indices = [i for i, result in enumerate(last_results) if result is None]
         retried_results: list[LineResult] = []
         if retried_indices:
             sentences = [groups[i][-1] for i in retried_indices]
             retried_results = await self._search(
-                request_context, direction, sentences, options, recase=False
+                request_context, direction, sentences, options, are_prepared=True
             )
-        # each None of `last_results` becomes the next result of `retried_results`
-        return replace_missing(last_results, retried_results, separator, case_names)
+        return replace_missing(last_results, retried_results, separator)
 
     async def _search(
         self,
@@ -312,13 +303,13 @@ class TextTranslator:
         options: TranslationOptions,
         *,
         alignment: bool = False,
-        recase: bool = True,
+        are_prepared: bool = False,
     ) -> list[LineResult]:
         """Return the result of each sentence. Raises an `HttpError` if the scheduler refuses."""
         options = self.protect_if_needed(options, sentences)
         batch_options = self.make_batch_options(direction, options, alignment=alignment)
-        if not recase:
-            line_options = replace(batch_options.line_options, recase=False)
+        if are_prepared:
+            line_options = replace(batch_options.line_options, recase=False, copy_symbols=False)
             batch_options = replace(batch_options, line_options=line_options)
         timeout_seconds = self._config.timeout_seconds
         try:

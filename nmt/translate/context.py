@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from nmt.config import LINE_SEPARATORS, SearchConfig, require_valid
-from nmt.data.languages import Tags, encode_sources, find_line_separator
-from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.data.languages import encode_sources, find_line_separator
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.glossary import load_glossary
-from nmt.translate.options import LineOptions
-from nmt.translate.recasing import apply_case, find_case, to_sentence_case
+from nmt.translate.options import LineOptions, add_search_settings
+from nmt.translate.prepared_lines import PreparedLine, is_copied, prepare_line
+from nmt.translate.restoring import restore_line
 from nmt.translate.results import LineResult
-from nmt.translate.windows import Window, is_copied
+from nmt.translate.windows import Window
 
 WindowResults = Iterator[tuple[Window, list[LineResult]]]
 """Windows with the results of their lines."""
@@ -54,58 +55,43 @@ def translate_in_context(
     context. `translate_windows` is a function that translates each line of windows on its own.
     """
     separator = find_common_separator(tokenizers)
-    # this function adds the context and recases the lines, so `translate_windows` must not
-    line_options = replace(options, context=0, recase=False)
+    options = add_search_settings(options, config)
+    # the lines are prepared before they are joined, and their translations are restored here
+    joined_options = replace(options, context=0, recase=False, copy_symbols=False)
 
     def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
         """Translate `lines`, with the other attributes of `window`."""
         window = replace(window, lines=lines)
-        [translated_window] = translate_windows([window], config, line_options)
+        [translated_window] = translate_windows([window], config, joined_options)
         _, results = translated_window
         return results
 
     for window in windows:
-        groups = add_context(
-            window,
-            options.context,
-            copy_symbols=options.copy_symbols,
-            protect=config.protect,
-        )
-        case_names = [""] * len(groups)
-        if options.recase:
-            groups, case_names = recase_groups(groups, config, tokenizers.src)
-        groups = drop_long_context(
-            groups,
-            tokenizers,
-            options.tags,
-            max_source_length=options.max_source_length,
-            hints=config.hints,
-        )
+        line_groups = add_context(window, options)
+        groups, last_lines = prepare_groups(line_groups, tokenizers, options)
         group_results = translate_lines(window, join_lines(groups, separator))
-        last_results = select_last_lines(group_results, groups, separator, case_names)
+        last_results = select_last_lines(group_results, groups, separator)
         retried_indices = [i for i, result in enumerate(last_results) if result is None]
         retried_lines = [groups[i][-1] for i in retried_indices]
         retried_results = translate_lines(window, retried_lines)
-        yield window, replace_missing(last_results, retried_results, separator, case_names)
+        results = replace_missing(last_results, retried_results, separator)
+        yield window, list(map(restore_line, results, last_lines))
 
 
-def add_context(
-    window: Window, context: int, *, copy_symbols: bool = True, protect: bool = False
-) -> list[list[str]]:
+def add_context(window: Window, options: LineOptions) -> list[list[str]]:
     """Return for each line of the window a group of lines, which ends with this line.
 
-    The group has up to `context` earlier lines: only the lines after the last empty line.
-    With `copy_symbols`, lines without words are copied instead of translated and get no context.
-    With `protect`, placeholders and tags do not count as words.
+    The group has up to `options.context` earlier lines: only the lines after the last empty line.
+    A line that is copied instead of translated gets no context.
     """
     lines = [*window.context, *window.lines]
     groups = []
     for i in range(len(window.context), len(lines)):
         start = i
         is_empty = not lines[i].strip()
-        is_untranslated = copy_symbols and is_copied(lines[i], protect=protect)
+        is_untranslated = options.copy_symbols and is_copied(lines[i], protect=options.protect)
         if not is_empty and not is_untranslated:
-            earlier_lines = lines[max(i - context, 0) : i]
+            earlier_lines = lines[max(i - options.context, 0) : i]
             for line in reversed(earlier_lines):
                 if not line.strip():
                     break
@@ -114,52 +100,40 @@ def add_context(
     return groups
 
 
-def recase_groups(
-    groups: Sequence[Sequence[str]], search: SearchConfig, tokenizer: Tokenizer
-) -> tuple[list[list[str]], list[str]]:
-    """Convert the lines of groups to ordinary case, see `nmt.translate.recasing`.
+def prepare_groups(
+    line_groups: Sequence[Sequence[str]], tokenizers: Tokenizers, options: LineOptions
+) -> tuple[list[list[str]], list[PreparedLine]]:
+    """Prepare the lines of groups, see `nmt.translate.prepared_lines`.
 
-    Returns the new groups, and for each group the name of the former case of its last line: a key
-    of `nmt.data.perturb.CASES`, or "" for ordinary case. `select_last_lines` applies these cases to
-    the translations.
+    Returns the texts of each group, and the last line of each group, which restores its
+    translation. A line without words stays in the context of other lines. A group that is too long
+    is reduced to its last line.
     """
-    glossary = load_glossary(tuple(search.glossary))
-    recased_groups = []
-    case_names = []
-    for group in groups:
-        line_cases = [find_case(line) for line in group]
-        recased_lines = []
-        for line, case_name in zip(group, line_cases, strict=True):
-            recased_line = line
-            if case_name:
-                sentence_case_line = to_sentence_case(line, tokenizer)
-                recased_line = glossary.keep_case(line, sentence_case_line)
-            recased_lines.append(recased_line)
-        recased_groups.append(recased_lines)
-        case_names.append(line_cases[-1])
-    return recased_groups, case_names
+    groups = []
+    last_lines = []
+    for lines in line_groups:
+        *context_lines, last_line = [prepare_line(line, options, tokenizers.src) for line in lines]
+        texts = [line.text or line.source for line in context_lines]
+        groups.append([*texts, last_line.text])
+        last_lines.append(last_line)
+    return _drop_long_context(groups, tokenizers, options), last_lines
 
 
-def drop_long_context(
-    groups: Sequence[Sequence[str]],
-    tokenizers: Tokenizers,
-    tags: Tags,
-    *,
-    max_source_length: int,
-    hints: Sequence[str] = (),
+def _drop_long_context(
+    groups: Sequence[Sequence[str]], tokenizers: Tokenizers, options: LineOptions
 ) -> list[list[str]]:
     """Reduce each group with more than `max_source_length` tokens to its last line.
 
-    The tokens of `hints` (see `SearchConfig.hints`) and EOS are counted, too.
+    The tokens of hints of a glossary and EOS are counted, too.
     """
-    glossary = load_glossary(tuple(hints))
+    glossary = load_glossary(options.hints)
     lines = join_lines(groups, find_common_separator(tokenizers))
     hinted_lines = [glossary.add_hints(line) for line in lines]
-    group_ids = encode_sources(tokenizers.src, hinted_lines, tags)
+    group_ids = encode_sources(tokenizers.src, hinted_lines, options.tags)
     short_groups = []
     for group, ids in zip(groups, group_ids, strict=True):
         num_tokens = len(ids) + 1  # with EOS
-        if num_tokens > max_source_length:
+        if num_tokens > options.max_source_length:
             short_groups.append([group[-1]])
         else:
             short_groups.append(list(group))
@@ -172,31 +146,24 @@ def join_lines(groups: Sequence[Sequence[str]], separator: str) -> list[str]:
 
 
 def select_last_lines(
-    results: Sequence[LineResult],
-    groups: Sequence[Sequence[str]],
-    separator: str,
-    case_names: Sequence[str],
+    results: Sequence[LineResult], groups: Sequence[Sequence[str]], separator: str
 ) -> list[LineResult | None]:
     """Return the result of the last line of each group, given the `results` of the groups.
 
-    The text of a last line gets its case in `case_names`, see `recase_groups`. The result of a
-    group of several lines is None if its translation failed, is unfinished, has a wrong number of
-    separators, or has no text after the last separator.
+    The result of a group of several lines is None if its translation failed, is unfinished, has a
+    wrong number of separators, or has no text after the last separator.
     """
     last_results: list[LineResult | None] = []
-    for result, group, case_name in zip(results, groups, case_names, strict=True):
+    for result, group in zip(results, groups, strict=True):
         if len(group) == 1:
-            last_results.append(remove_separators(result, separator, case_name))
+            last_results.append(remove_separators(result, separator))
         else:
-            last_results.append(_select_last_line(result, len(group), separator, case_name))
+            last_results.append(_select_last_line(result, len(group), separator))
     return last_results
 
 
 def replace_missing(
-    results: Sequence[LineResult | None],
-    retried_results: Sequence[LineResult],
-    separator: str,
-    case_names: Sequence[str],
+    results: Sequence[LineResult | None], retried_results: Sequence[LineResult], separator: str
 ) -> list[LineResult]:
     """Return `results` with each None replaced by the next of `retried_results`.
 
@@ -204,36 +171,32 @@ def replace_missing(
     """
     retried = iter(retried_results)
     complete_results = []
-    for result, case_name in zip(results, case_names, strict=True):
+    for result in results:
         if result is None:
-            result = remove_separators(next(retried), separator, case_name)
+            result = remove_separators(next(retried), separator)
         complete_results.append(result)
     return complete_results
 
 
-def remove_separators(result: LineResult, separator: str, case_name: str = "") -> LineResult:
-    """Remove separators from the translation of a line without context, and apply its case."""
+def remove_separators(result: LineResult, separator: str) -> LineResult:
+    """Remove separators from the translation of a line without context."""
     if result.error is not None:
         return result
     texts = [text.strip() for text in result.text.split(separator)]
-    return _replace_text(result, " ".join(filter(None, texts)), case_name)
+    return _replace_text(result, " ".join(filter(None, texts)))
 
 
-def _select_last_line(
-    result: LineResult, num_lines: int, separator: str, case_name: str
-) -> LineResult | None:
+def _select_last_line(result: LineResult, num_lines: int, separator: str) -> LineResult | None:
     """Return the result of the last of several lines; see `select_last_lines`."""
     if result.error is not None or not result.translations[0].finished:
         return None
     texts = [text.strip() for text in result.text.split(separator)]
     if len(texts) != num_lines or not texts[-1]:
         return None
-    return _replace_text(result, texts[-1], case_name)
+    return _replace_text(result, texts[-1])
 
 
-def _replace_text(result: LineResult, text: str, case_name: str) -> LineResult:
-    """Return the result with `text` as its only translation, in the case `case_name`, if any."""
-    if case_name:
-        text = apply_case(text, case_name)
+def _replace_text(result: LineResult, text: str) -> LineResult:
+    """Return the result with `text` as its only translation."""
     best = result.translations[0]
     return replace(result, translations=[replace(best, text=text)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from nmt.config import (
@@ -154,6 +154,16 @@ class LineOptions:
         else:
             return
         raise ConfigError(f"context={self.context}: {problem}")
+
+
+def add_search_settings(options: LineOptions, config: SearchConfig) -> LineOptions:
+    """Return the options of lines with the settings of a search that they depend on."""
+    return replace(
+        options,
+        protect=config.protect,
+        hints=tuple(config.hints),
+        required_terms=tuple(config.required_terms),
+    )
 
 
 def make_line_options(

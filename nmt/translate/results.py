@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nmt.config import OutputFormat
 from nmt.data.hints import remove_hints
@@ -20,17 +19,13 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.protect import lacks_protected
 from nmt.translate.batch_search import Failure, SearchResult, Segment
-from nmt.translate.copied import CopiedEnds
 from nmt.translate.long_lines import join_parts
-from nmt.translate.recasing import apply_case, restore_placeholders
 from nmt.translate.windows import EncodedWindow, Window
 
 if TYPE_CHECKING:
     from nmt.translate.unknown_words import SourceWords
 
 log = logging.getLogger(__name__)
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,7 @@ def build_line_results(
     alignment: bool,
     unk_replacement: bool = False,
 ) -> list[LineResult]:
-    """Return the result of each line of a window, before `restore_lines`.
+    """Return the result of each line of a window, before `nmt.translate.restoring`.
 
     `search_results` holds the results of all segments of the window in order. With
     `unk_replacement`, their hypotheses must have an alignment.
@@ -156,8 +151,7 @@ def build_line_results(
         results_of_line = search_results[start:end]
         start = end
         if not segments:  # an empty line, or one that is copied
-            copied_line = replace(EMPTY, text=encoded.copied_texts[i])
-            line_results.append(LineResult([copied_line]))
+            line_results.append(LineResult([EMPTY]))
             continue
         num_truncated = encoded.num_truncated[i]
         reasons = [result.reason for result in results_of_line if isinstance(result, Failure)]
@@ -171,7 +165,9 @@ def build_line_results(
             # here, since it imports `regex`, which other translations do not need
             from nmt.translate.unknown_words import SourceWords
 
-            source_words = SourceWords(encoded.texts[i], segments, tokenizers.src, num_truncated)
+            source_words = SourceWords(
+                encoded.lines[i].text, segments, tokenizers.src, num_truncated
+            )
         translations = _join_segments(segments, hypotheses, tokenizers.tgt, n_best, source_words)
         source_tokens: list[str] = []
         if alignment:
@@ -188,127 +184,6 @@ def build_line_results(
         )
         line_results.append(line_result)
     return line_results
-
-
-def restore_lines(results: Sequence[LineResult], encoded: EncodedWindow) -> list[LineResult]:
-    """Give the translations of each line the case of the line, and the ends that are copied."""
-    restored_results = list(results)
-    for i, (case, ends) in enumerate(zip(encoded.cases, encoded.ends, strict=True)):
-        result = results[i]
-        if case:
-            translations = []
-            for translation in result.translations:
-                text = apply_case(translation.text, case)
-                if case == "upper":
-                    text = restore_placeholders(text, encoded.window.lines[i])
-                translations.append(replace(translation, text=text))
-            result = replace(result, translations=translations)
-        if any(ends):
-            result = _add_ends(
-                result,
-                ends,
-                encoded.texts[i],
-                num_source_tag_tokens=encoded.num_source_tag_tokens[i],
-                num_target_tag_tokens=encoded.num_target_tag_tokens,
-            )
-        restored_results[i] = result
-    return restored_results
-
-
-def _add_ends(
-    result: LineResult,
-    ends: CopiedEnds,
-    middle: str,
-    *,
-    num_source_tag_tokens: int,
-    num_target_tag_tokens: int,
-) -> LineResult:
-    """Add the ends of a line to the translations of its middle.
-
-    With an alignment, each word of the ends also becomes a token on both sides. The tokens of the
-    start follow those of the tags or `prefix_ids`, and those of the end the last EOS of the source.
-    """
-    start_tokens = [f"▁{word}" for word in ends.start.split()]
-    end_tokens = [f"▁{word}" for word in ends.end.split()]
-    num_start = len(start_tokens)
-    first_end_position = num_start + len(result.source_tokens)
-    start_positions = range(num_source_tag_tokens, num_source_tag_tokens + num_start)
-    end_positions = range(first_end_position, first_end_position + len(end_tokens))
-    translations = []
-    for translation in result.translations:
-        if ends.continues(middle):
-            translation = _remove_full_stop(translation)
-        translation = replace(translation, text=f"{ends.start}{translation.text}{ends.end}")
-        if translation.alignment is not None:
-            alignment = []
-            for position in translation.alignment:
-                follows_start = position >= num_source_tag_tokens
-                alignment.append(position + num_start if follows_start else position)
-            insert_ends = partial(
-                _insert_values,
-                start_index=num_target_tag_tokens,
-                end_index=len(translation.tokens),
-            )
-            log_probs = translation.token_log_probs
-            if log_probs:  # an engine may leave them out
-                log_probs = insert_ends(log_probs, [0.0] * num_start, [0.0] * len(end_tokens))
-            translation = replace(
-                translation,
-                tokens=insert_ends(translation.tokens, start_tokens, end_tokens),
-                token_log_probs=log_probs,
-                alignment=insert_ends(alignment, start_positions, end_positions),
-            )
-        translations.append(translation)
-    source_tokens = result.source_tokens
-    if source_tokens:
-        source_tokens = _insert_values(
-            source_tokens,
-            start_tokens,
-            end_tokens,
-            start_index=num_source_tag_tokens,
-            end_index=len(source_tokens),
-        )
-    return replace(result, translations=translations, source_tokens=source_tokens)
-
-
-def _remove_full_stop(translation: Translation) -> Translation:
-    """Remove the full stop at the end of a translation, but not an ellipsis of several.
-
-    Also removes it from the tokens if they are aligned.
-    """
-    text = translation.text
-    if text.endswith("..") or not text.endswith((".", "。")):
-        return translation
-    translation = replace(translation, text=text[:-1].rstrip())
-    if translation.alignment is None or not translation.tokens[-1].endswith((".", "。")):
-        return translation
-    num_kept = len(translation.tokens) - 1
-    kept_tokens = translation.tokens[:num_kept]
-    shortened_token = translation.tokens[-1][:-1]
-    if shortened_token.strip("▁"):
-        return replace(translation, tokens=[*kept_tokens, shortened_token])
-    log_probs = translation.token_log_probs
-    return replace(
-        translation,
-        tokens=kept_tokens,
-        token_log_probs=log_probs[:num_kept] + log_probs[num_kept + 1 :],
-        alignment=translation.alignment[:num_kept],
-    )
-
-
-def _insert_values(
-    values: Sequence[_Value],
-    start_values: Iterable[_Value],
-    end_values: Iterable[_Value],
-    *,
-    start_index: int,
-    end_index: int,
-) -> list[_Value]:
-    """Return `values` with others inserted at two indices, which count in `values`."""
-    before = values[:start_index]
-    between = values[start_index:end_index]
-    after = values[end_index:]
-    return [*before, *start_values, *between, *end_values, *after]
 
 
 def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[str]:

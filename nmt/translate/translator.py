@@ -49,13 +49,15 @@ from nmt.translate.options import (
     LineOptions,
     ScoreOptions,
     TranslateOptions,
+    add_search_settings,
     check_options,
     make_line_options,
     select_options,
 )
 from nmt.translate.pair_scores import MAX_SCORE_TOKENS, score_pairs, scored_translation
 from nmt.translate.rerank import Reranker, make_reranker, rank_candidates
-from nmt.translate.results import LineResult, Translation, build_line_results, restore_lines
+from nmt.translate.restoring import restore_lines
+from nmt.translate.results import LineResult, Translation, build_line_results
 from nmt.translate.windows import (
     WINDOW_LINES,
     EncodedWindow,
@@ -256,7 +258,7 @@ class Translator:
             if reranker is not None:
                 line_results = rank_candidates(
                     reranker,
-                    encoded.texts,
+                    [line.text for line in encoded.lines],
                     line_results,
                     n_best=options.n_best,
                     protect=config.protect,
@@ -288,12 +290,7 @@ class Translator:
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterable[EncodedWindow]:
         """Return an iterable of encoded windows; a thread encodes up to two windows ahead."""
-        options = replace(
-            options,
-            protect=config.protect,
-            hints=tuple(config.hints),
-            required_terms=tuple(config.required_terms),
-        )
+        options = add_search_settings(options, config)
         encode = partial(encode_window, tokenizers=self.tokenizer, options=options)
         encoded_windows = map(encode, windows)
         if isinstance(windows, list) and len(windows) <= 1:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from nmt.config import TooLong
 from nmt.data.hints import remove_unfinished_hint
@@ -23,17 +22,15 @@ from nmt.data.languages import (
     encode_tag,
     encode_target_prefixes,
     split_tag,
-    tag_lines,
 )
 from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
-from nmt.search.glossary import Glossary, load_glossary
-from nmt.search.protect import has_only_protected, protected_spans
+from nmt.search.glossary import load_glossary
+from nmt.search.protect import protected_spans
 from nmt.translate.batch_search import Segment
-from nmt.translate.copied import CopiedEnds, has_no_words, split_ends
 from nmt.translate.long_lines import split_line
 from nmt.translate.options import LineOptions
-from nmt.translate.recasing import find_case, lower_placeholders, to_sentence_case
+from nmt.translate.prepared_lines import PreparedLine, prepare_line
 
 WINDOW_LINES = 2048
 _FIRST_WINDOW_LINES = 64  # maximum number of lines of the first window of a stream
@@ -199,13 +196,7 @@ class EncodedWindow:
     window: Window
     segments: list[list[Segment]]  # one list per line: empty if the line is empty or copied
     num_truncated: list[int]  # number of tokens removed from the end of each line
-    texts: list[str]
-    """The lines as they are translated: without `ends` and recased, but not split or truncated."""
-    cases: list[str]  # the case for the translation of each line, see `find_case`
-    copied_texts: list[str]  # for each line, the text to copy instead of a translation, or ""
-    ends: list[CopiedEnds]  # for each line, the text to copy to the ends of its translation
-    num_source_tag_tokens: list[int]
-    """For each line with ends, the number of tokens of its tag. 0 for other lines."""
+    lines: list[PreparedLine]  # the lines as they are translated, but not split or truncated
     num_target_tag_tokens: int  # number of tokens of the tag that all translations begin with
     has_hints: bool = False  # whether `segments` may contain hints of a glossary
 
@@ -218,13 +209,11 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
     """
     tags = options.tags
     prefixes = window.prefixes or [""] * len(window.lines)
-    # terms keep their case, whether the model gets hints or search requires the translations
-    glossary = load_glossary(options.hints or options.required_terms)
     prepared_lines = []
     for line, prefix in zip(window.lines, prefixes, strict=True):
-        prepared_lines.append(_prepare_line(line, prefix, options, glossary, tokenizers.src))
-    texts = [prepared.text for prepared in prepared_lines]
-    copied_texts = [prepared.copied_text for prepared in prepared_lines]
+        prepared_line = prepare_line(line, options, tokenizers.src, has_prefix=bool(prefix))
+        prepared_lines.append(prepared_line)
+    texts = [prepared_line.text for prepared_line in prepared_lines]
     encoder = _SourceEncoder(tokenizers.src, options)
     line_ids = encoder.encode(texts, tags, first_line=window.first_line)
     # a translation starts with the tag, if there is one, and then with the prefix of the user
@@ -232,20 +221,11 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
     line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
         line_prefixes = encode_target_prefixes(tokenizers.tgt, window.prefixes, tags.tgt)
-    num_source_tag_tokens = []
-    for prepared in prepared_lines:
-        tag = prepared.tag or tags.src
-        num_tag_tokens = 0
-        if any(prepared.ends):
-            # a tokenizer of an imported model puts its `prefix_ids` before text without a tag
-            source_tag_ids = tokenizers.src.encode(tag) if tag else tokenizers.src.prefix_ids
-            num_tag_tokens = len(source_tag_ids)
-        num_source_tag_tokens.append(num_tag_tokens)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
         segment_ids = []
-        if ids and not copied_texts[i]:
+        if ids:
             segment_ids = encoder.divide(texts[i], ids, line_number=window.first_line + i + 1)
             if options.too_long is TooLong.truncate:
                 [remaining_ids] = segment_ids  # a truncated line is a single segment
@@ -260,51 +240,10 @@ def encode_window(window: Window, tokenizers: Tokenizers, options: LineOptions) 
         window,
         segments,
         num_truncated,
-        texts=texts,
-        cases=[prepared.case for prepared in prepared_lines],
-        copied_texts=copied_texts,
-        ends=[prepared.ends for prepared in prepared_lines],
-        num_source_tag_tokens=num_source_tag_tokens,
+        prepared_lines,
         num_target_tag_tokens=len(tag_ids),
         has_hints=bool(options.hints),
     )
-
-
-class _PreparedLine(NamedTuple):
-    """A line before it is encoded."""
-
-    text: str  # the line to translate, recased
-    case: str = ""  # the case for its translation, see `find_case`
-    copied_text: str = ""  # the text to copy instead of a translation, or ""
-    ends: CopiedEnds = CopiedEnds()  # the text to copy to the ends of the translation
-    tag: str = ""  # the language tag that the line begins with, or ""
-
-
-def _prepare_line(
-    line: str, prefix: str, options: LineOptions, glossary: Glossary, tokenizer: Tokenizer
-) -> _PreparedLine:
-    """Split off the text to copy, and recase the other text, except terms of the glossary."""
-    tag, text = split_tag(line, options.tags)
-    if not text.strip():  # a line with only a tag is empty, too
-        return _PreparedLine("")
-    if prefix:  # neither recased nor copied, since the translation continues the prefix
-        return _PreparedLine(line)
-    ends = CopiedEnds()
-    if options.copy_symbols:
-        if is_copied(text, protect=options.protect):
-            return _PreparedLine(line, copied_text=text)
-        possible_ends, middle = split_ends(text)
-        # terms in the ends need to be translated
-        if not glossary.find_spans(" ".join(possible_ends)):
-            ends, text = possible_ends, middle
-    case = find_case(text) if options.recase else ""
-    if case:
-        text = glossary.keep_case(text, to_sentence_case(text, tokenizer))
-    if case == "upper":
-        text = lower_placeholders(text)
-    if case or any(ends):
-        [line] = tag_lines([text], tag)
-    return _PreparedLine(line, case, ends=ends, tag=tag)
 
 
 class _SourceEncoder:
@@ -371,13 +310,3 @@ class _SourceEncoder:
             else:
                 merged.append(span)
         return merged
-
-
-def is_copied(line: str, *, protect: bool) -> bool:
-    """Return whether a line has no words, so that the setting `copy_symbols` copies it.
-
-    With `protect`, placeholders and tags do not count as words.
-    """
-    if protect and has_only_protected(line):
-        return True
-    return has_no_words(line)
