@@ -235,7 +235,7 @@ class _TokenParser(HTMLParser):
         names = _choose_attributes(element, attributes)
         if not names:
             return ()
-        chosen = []
+        translated_attributes = []
         for match in _ATTRIBUTE.finditer(self.get_starttag_text() or ""):
             name = match[1].lower()
             if name not in names:
@@ -243,8 +243,8 @@ class _TokenParser(HTMLParser):
             names.remove(name)  # a second attribute with this name has no effect
             has_text = (match[2] or "").strip(_QUOTES + WHITE_SPACE) != ""
             if has_text:
-                chosen.append(Attribute(name, match.start(2), match.end(2)))
-        return tuple(chosen)
+                translated_attributes.append(Attribute(name, match.start(2), match.end(2)))
+        return tuple(translated_attributes)
 
     def handle_endtag(self, tag: str) -> None:
         """See `HTMLParser`."""

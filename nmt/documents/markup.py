@@ -229,7 +229,7 @@ class Block:
 
     @property
     def sentences(self) -> list[str]:
-        """See `SourceText`. The sentences of attributes follow those of the text."""
+        """See `SourceText`. The sentences of the text come first, then the ones of attributes."""
         sentences = list(self.text.sentences)
         for tag in self.tags.values():
             sentences += tag.sentences

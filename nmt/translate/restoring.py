@@ -34,8 +34,8 @@ def restore_line(
 ) -> LineResult:
     """Return the result of a line with the case and the ends of the line.
 
-    With an alignment, each word of the ends also becomes a token on both sides. The words of the
-    start follow the language tags, and those of the end follow the last EOS of the source.
+    With an alignment, each word of the ends also becomes a token on both sides. The start comes
+    after the language tags. The end comes last, after the EOS of the source.
     `num_target_tag_tokens` is the number of tokens of the tag that translations begin with.
     """
     if not line.case and not any(line.ends):
@@ -75,7 +75,7 @@ def _remove_full_stop(translation: Translation) -> Translation:
     shortened_token = translation.tokens[-1][:-1]
     if shortened_token.strip("▁"):
         return replace(translation, tokens=[*kept_tokens, shortened_token])
-    log_probs = translation.token_log_probs  # that of EOS follows, if it was generated
+    log_probs = translation.token_log_probs  # ends with the one of EOS, if it was generated
     return replace(
         translation,
         tokens=kept_tokens,
