@@ -32,7 +32,8 @@ SAME_SCHEDULE = f"""{SHARED_SETTINGS} device=cpu dtype=float32
     optimizer.schedule=inverse_sqrt optimizer.peak_learning_rate=0.002
     optimizer.warmup_steps=600 optimizer.max_grad_norm=1 tokens_per_update=2000
     max_tokens={MAX_TOKENS}"""
-SAME_TIME = f"{SHARED_SETTINGS} device=cpu dtype=float32 model.dropout=0.1"
+SAME_TIME = f"""{SHARED_SETTINGS} device=cpu dtype=float32 model.dropout=0.1
+    optimizer.peak_learning_rate=0.00206 optimizer.warmup_steps=600"""
 # fairseq drops the last sentences of a test set whose size is not a multiple of
 # `--required-batch-size-multiple`, which is 8 by default
 FAIRSEQ_DATA = """--dataset-impl raw --source-lang src --target-lang tgt --task translation --cpu

@@ -25,7 +25,7 @@ Next commands to try:
   nmt-translate model_dir={RUN}                          translate what you type
   nmt-preprocess data.train.src=a.en data.train.tgt=a.de \\
       data.valid.src=v.en data.valid.tgt=v.de data_dir=data/mine tokenizer.vocab_size=8000
-  nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine     train on your own text
+  nmt-train +model=small data_dir=data/mine run_dir=runs/mine    train on your own text
   nmt-train --help                                               every setting with its unit"""
 
 

@@ -16,7 +16,7 @@ from nmt.runtime.metrics_log import read_metrics_log
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 SHARED_SETTINGS = """experiment=multi30k_quick valid_bleu=false tracker=[] num_threads=1
-    compile=false keep_best=1"""
+    compile=false keep_best=1 model.positions=sinusoidal optimizer.name=adam"""
 
 
 def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:

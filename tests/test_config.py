@@ -176,7 +176,8 @@ def test_recipes_are_those_of_the_paper() -> None:
 
 @pytest.mark.slow
 def test_presets_of_later_layers_have_the_documented_size_and_can_be_exported() -> None:
-    for name, expected in (("modern", 62_979_456), ("deep_shallow", 60_978_688)):
+    sizes = {"small": 10_219_776, "modern": 62_979_456, "deep_shallow": 60_978_688}
+    for name, expected in sizes.items():
         config = composed("train", f"model={name}").model
         with torch.device("meta"):
             assert count_parameters(Transformer(config, 37_000)) == expected

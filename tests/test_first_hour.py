@@ -76,7 +76,7 @@ def test_every_hint_is_the_command_that_works(
         path = tmp_path / f"a corpus/{name}.txt"
         hint = hint.replace(f"data.{name}=FILE", shlex.quote(f"data.{name}={path}"))
     assert follow(f"{hint} tokenizer.vocab_size=310") == 0
-    expected = "model=tiny 'data_dir=no where' 'run_dir=runs/no where'"
+    expected = "model=small 'data_dir=no where' 'run_dir=runs/no where'"
     assert last_hint(capfd, "train").endswith(expected)
     assert (home / "no where/meta.json").is_file()
     hint = shell_command("export", model_dir="$x y", format="ctranslate2")
@@ -215,6 +215,10 @@ def test_the_command_after_preprocessing_names_a_free_run_and_the_model_to_fine_
     assert train_command(config).endswith(" experiment=own.yaml data_dir=data/mine")
     Path("runs/default").mkdir(parents=True)
     assert train_command(config).endswith(" data_dir=data/mine run_dir=runs/default-2")
+    Path("runs/default").rmdir()
+    assert train_command(composed("preprocess")).endswith(" model=tiny")
+    own_text = composed("preprocess", "data.train.src=a.en", "data.train.tgt=a.de")
+    assert train_command(own_text).endswith(" model=small")
     Path("runs/old").mkdir()
     config = composed("preprocess", "experiment=finetune", "tokenizer.model=runs/old")
     expected = "experiment=finetune data_dir=data/finetune init_from=runs/old"

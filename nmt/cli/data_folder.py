@@ -9,6 +9,7 @@ from nmt.cli.compose import DataPreparation, compose_command
 from nmt.config import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
+    Corpus,
     PreprocessConfig,
     TrainConfig,
     resolve_path,
@@ -82,7 +83,9 @@ def train_command(config: PreprocessConfig) -> str:
         if config.tokenizer.extend is not None and model_folder is not None:
             settings["init_from"] = model_folder  # the model whose tokenizer was extended
         else:
-            settings["model"] = "tiny"
+            # the included corpora are so small that the smallest model learns them
+            is_included = config.data.corpus is not Corpus.files
+            settings["model"] = "tiny" if is_included else "small"
         default_run_dir = DEFAULT_RUN_DIR
         run_dir = default_run_dir
         if config.data_dir != DEFAULT_DATA_DIR:

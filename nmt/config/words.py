@@ -166,7 +166,7 @@ _ADVICE_AND_KEYS = (
     ),
     ("write devices=1, or the number of GPUs", "gpu_ranks ddp_backend sync_sgd dist"),
     (
-        "write model=base, big, tiny, modern, deep_shallow or student_tiny",
+        "write model=base, big, small, tiny, modern, deep_shallow or student_tiny",
         "arch architecture model_name a encoder encoder_type decoder_type task",
     ),
     ("write input={value}", "src source text i"),
