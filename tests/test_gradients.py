@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import assert_near, assert_same_tensors, hidden_states, plain, tiny_config
+from tiny import (
+    assert_near,
+    assert_same_tensors,
+    hidden_states,
+    plain,
+    tiny_config,
+    tiny_model,
+)
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from toy import make_run, write_data
@@ -25,8 +32,10 @@ from nmt.config import DType, Optimizer, OptimizerConfig, Schedule
 from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import find_symbol_ids, load_with_symbols
 from nmt.model.fast.layers import FastLinear
 from nmt.runtime.distributed import World
+from nmt.training import learner as learner_module
 from nmt.training.batches import BatchMaker
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, UpdateResult
@@ -282,7 +291,8 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
     without_dropout(learner)
     model = learner.objective.model
     ids = torch.randint(5, model.embedding.num_embeddings, (4000,))
-    eos_id, bos_id = learner.objective.uncut_ids
+    (eos_id,) = learner.objective.uncut_src_ids
+    (bos_id,) = learner.objective.uncut_tgt_ids
     batch = learner.batch_maker.make_micro_batch(np.arange(10))
     ends = batch.src[batch.lengths[:, 0].cumsum() - 1]
     starts = batch.tgt_in[batch.lengths[:, 1].cumsum() - batch.lengths[:, 1]]
@@ -290,7 +300,7 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
     assert set(starts.tolist()) == {bos_id}
     ids[::4] = eos_id
     ids[1::4] = bos_id
-    with cut_embeddings(model, [eos_id, bos_id]):
+    with cut_embeddings(model, [eos_id], [bos_id]):
         is_cut = (model.embedding(ids) == 0).all(dim=1)  # (N,)
     assert not is_cut[::4].any()
     assert not is_cut[1::4].any()
@@ -308,6 +318,41 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
     assert accumulate(learner, update).sum(0)[0] > loss_without_cut + 0.1
     usual_update = change(make_run(data_dir, tmp_path).learner, update)
     assert change(learner, update).flops == 2 * usual_update.flops
+
+
+def test_simcut_cuts_no_tags_and_other_ids_on_each_side_of_two_vocabularies(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_with_symbols(data_dir / "tokenizer.model", ["<2de>", "<sep>"])
+    symbol_ids = find_symbol_ids(tokenizer)
+    assert [tokenizer.all_pieces()[i] for i in symbol_ids] == ["<2de>", "<sep>"]
+
+    model = tiny_model(vocab_size=40, src_vocab_size=30)
+    assert model.src_embedding is not None
+    ids = torch.arange(30).repeat(400)
+    with cut_embeddings(model, [7], [9, 11]):
+        is_cut_in_source = (model.src_embedding(ids) == 0).all(dim=1).view(400, 30).any(dim=0)
+        is_cut_in_target = (model.embedding(ids) == 0).all(dim=1).view(400, 30).any(dim=0)
+    assert (~is_cut_in_source).nonzero().flatten().tolist() == [7]
+    assert (~is_cut_in_target).nonzero().flatten().tolist() == [9, 11]
+
+
+def test_nothing_is_compiled_where_the_whole_model_would_lack_the_cuts_of_simcut(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = []
+    monkeypatch.setattr(
+        learner_module, "make_compiler", lambda choice, device: choices.append(choice)
+    )
+    for number, changes in enumerate(
+        [
+            {"simcut": 1.0},  # compiled by layer, outside of the embeddings
+            {"activation_checkpointing": True},
+            {"simcut": 1.0, "activation_checkpointing": True},
+        ]
+    ):
+        make_run(data_dir, tmp_path / str(number), **changes)
+    assert choices == [None, None, False]
 
 
 def test_an_update_reports_the_norm_before_clipping_and_leaves_no_gradient_behind(

@@ -275,6 +275,14 @@ def user_symbols(model: bytes) -> list[str]:
     return [piece.piece for piece in pieces if piece.type == _Piece.USER_DEFINED]
 
 
+def find_symbol_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of user-defined symbols and of language pieces, in order."""
+    symbols = set(user_symbols(tokenizer.model))
+    symbol_ids = {*tokenizer.prefix_ids, *tokenizer.language_ids.values()}
+    symbol_ids.update(i for i, piece in enumerate(tokenizer.all_pieces()) if piece in symbols)
+    return sorted(symbol_ids)
+
+
 def load_with_symbols(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     """Load the SentencePiece model at `path`, and append missing control symbols and `symbols`.
 

@@ -27,6 +27,7 @@ from nmt.config import Adapter, DType, Optimizer, Sharding, TrainConfig
 from nmt.data import Rows
 from nmt.data.batch import batch_cost
 from nmt.data.batching import UpdatePlan
+from nmt.data.vocabulary import find_symbol_ids
 from nmt.errors import ModelError, to_one_line
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import cache_rounded_weights, is_bfloat16_faster
@@ -115,14 +116,18 @@ class Learner:
         self.sharded: Sharded | None = None  # set by `ranks_connected` with sharding=full
         should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
-        if is_sharded or config.guided_alignment:
-            # Neither setting works with compiled layers. The config refuses compile=true together
-            # with them, but with compile=null, `make_compiler` might choose to compile.
+        # SimCut cuts embeddings by hooks, which the graph of a whole model does not contain. With
+        # activation checkpointing, the whole model is compiled.
+        has_uncompiled_hooks = config.simcut > 0 and config.activation_checkpointing
+        if is_sharded or config.guided_alignment or has_uncompiled_hooks:
+            # These settings do not work with a compiled model. The config refuses compile=true
+            # together with them, but with compile=null, `make_compiler` might choose to compile.
             should_compile = False
         if self.dtype is torch.bfloat16 and not is_sharded:
             # The cache rounds a weight again if torch's version number of the weight has changed.
             # FSDP replaces weights without a new number, so that the cache would be out of date.
             cache_rounded_weights(model)
+        tokenizers = batch_maker.tokenizers
         self.objective: nn.Module = Objective(
             model,
             smoothing=config.label_smoothing,
@@ -130,9 +135,10 @@ class Learner:
             simcut=config.simcut,
             guided_alignment=config.guided_alignment,
             compiler=make_compiler(should_compile, device),
-            used_size=batch_maker.tokenizers.tgt.used_size,  # number of ids that occur
-            # as in the code of Gao et al. (2022)
-            uncut_ids=[batch_maker.tokenizers.src.eos_id, batch_maker.tokenizers.tgt.bos_id],
+            used_size=tokenizers.tgt.used_size,  # number of ids that occur
+            # EOS and BOS as in the code of Gao et al. (2022), and tags, which choose the language
+            uncut_src_ids=[tokenizers.src.eos_id, *find_symbol_ids(tokenizers.src)],
+            uncut_tgt_ids=[tokenizers.tgt.bos_id, *find_symbol_ids(tokenizers.tgt)],
         )
 
     @property

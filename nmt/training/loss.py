@@ -237,19 +237,28 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 
 
 @contextmanager
-def cut_embeddings(model: FastTransformer, uncut_ids: Sequence[int]) -> Iterator[None]:
-    """Set the embeddings of random tokens to 0 during the block, except for `uncut_ids`."""
+def cut_embeddings(
+    model: FastTransformer, uncut_src_ids: Sequence[int], uncut_tgt_ids: Sequence[int]
+) -> Iterator[None]:
+    """Set the embeddings of random tokens to 0 during the block, except for the uncut ids.
 
-    def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
+    With one vocabulary for both sides, the uncut ids of either side are cut on neither side.
+    """
+    uncut_ids: dict[nn.Module, Sequence[int]] = {}  # keyed by the embedding
+    if model.src_embedding is None:
+        uncut_ids[model.embedding] = [*uncut_src_ids, *uncut_tgt_ids]
+    else:
+        uncut_ids[model.src_embedding] = uncut_src_ids
+        uncut_ids[model.embedding] = uncut_tgt_ids
+
+    def cut(embedding: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         ids = inputs[0]
-        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
-        for uncut_id in uncut_ids:
-            is_cut &= ids != uncut_id
+        is_drawn = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
+        is_uncut = torch.isin(ids, ids.new_tensor(uncut_ids[embedding]))
+        is_cut = is_drawn & ~is_uncut
         return embedded.masked_fill(is_cut.unsqueeze(-1), 0.0)
 
-    hooks = [model.embedding.register_forward_hook(cut)]
-    if model.src_embedding is not None:
-        hooks.append(model.src_embedding.register_forward_hook(cut))
+    hooks = [embedding.register_forward_hook(cut) for embedding in uncut_ids]
     try:
         yield
     finally:
@@ -308,7 +317,8 @@ class Objective(nn.Module):
         guided_alignment: float = 0.0,
         compiler: Compiler | None = None,
         used_size: int | None = None,
-        uncut_ids: Sequence[int] = (),
+        uncut_src_ids: Sequence[int] = (),
+        uncut_tgt_ids: Sequence[int] = (),
     ) -> None:
         """Choose the loss, and compile it and the forward pass with `compiler`, if there is one.
 
@@ -320,14 +330,16 @@ class Objective(nn.Module):
             guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
             compiler: compiles the forward pass and the loss of training.
             used_size: number of ids before the padding of the vocabulary; by default all.
-            uncut_ids: ids of tokens that SimCut never cuts.
+            uncut_src_ids: ids of source tokens that SimCut never cuts.
+            uncut_tgt_ids: ids of target tokens that SimCut never cuts.
         """
         super().__init__()
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop or simcut else 1
         self.has_cut_pass = simcut > 0  # whether the second pass has embeddings set to 0
-        self.uncut_ids = uncut_ids
+        self.uncut_src_ids = uncut_src_ids
+        self.uncut_tgt_ids = uncut_tgt_ids
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax_loss: SoftmaxLoss = partial(eager_softmax_loss, used_size=used_size)
@@ -352,7 +364,7 @@ class Objective(nn.Module):
         for pass_index in range(self.num_passes):  # each draws new dropout
             cutting: AbstractContextManager[None] = nullcontext()
             if self.has_cut_pass and pass_index == 1:
-                cutting = cut_embeddings(self.model, self.uncut_ids)
+                cutting = cut_embeddings(self.model, self.uncut_src_ids, self.uncut_tgt_ids)
             pass_attention_out = attention_out if pass_index == 0 else None
             with cutting:
                 output = self.forward_model(
