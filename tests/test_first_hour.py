@@ -5,10 +5,12 @@ the folders of all commands, and the runs of a sweep have folders of their own.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -245,6 +247,15 @@ def test_a_run_from_another_folder_asks_for_its_data(
     assert advice in capsys.readouterr().err
 
 
+def copy_data(data_dir: Path, copy_dir: Path, **changes: str) -> Path:
+    """Copy a data folder and change values of its `meta.json`."""
+    shutil.copytree(data_dir, copy_dir)
+    meta = json.loads((copy_dir / "meta.json").read_text("utf-8"))
+    (copy_dir / "meta.json").write_text(json.dumps(meta | changes), "utf-8")
+    (copy_dir / "manifest.json").unlink()  # it has the checksum of the old file
+    return copy_dir
+
+
 def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
     toy_data: Path, tmp_path: Path
 ) -> None:
@@ -259,6 +270,11 @@ def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
         with pytest.raises(DataError, match=f"make it with: .*preprocess .*{arguments[0]}"):
             ensure(tmp_path / "missing", arguments, may_write=False)
     assert list(tmp_path.iterdir()) == []
+    english_german = copy_data(toy_data, tmp_path / "en-de", src_lang="en", tgt_lang="de")
+    for arguments in (["data.src_lang=en", "data.tgt_lang=de"], ["experiment=iwslt14"]):
+        ensure(english_german, arguments, may_write=True)  # IWSLT's recipe, not its text
+    with pytest.raises(DataError, match="has pairs from en to de, which .* give another data_dir"):
+        ensure(english_german, ["data.tgt_lang=fr"], may_write=True)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from nmt.cli.commands import COMMANDS, shell_command
 from nmt.cli.compose import DataPreparation, compose_command
@@ -14,6 +15,8 @@ from nmt.config import (
     TrainConfig,
     resolve_path,
 )
+from nmt.data.binary import read_meta
+from nmt.data.languages import LanguagePair
 from nmt.errors import DataError
 from nmt.runtime.files import describe_folder_problem
 
@@ -30,10 +33,11 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     """Prepare the data folder of a run if the folder is missing.
 
     Raises a `DataError` that says what to do, unless `may_write` is set and the settings name
-    training text.
+    training text. An existing folder must have the languages of the command line.
     """
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
+        _check_languages(folder, preparation)
         return
     # imported only here, since most runs have a data folder, and need no module of nmt.preprocess
     from nmt.preprocess.prepare import prepare
@@ -62,6 +66,23 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     log.info("%s does not exist; preparing it, the same as: %s", config.data_dir, command)
     prepare(preparation.config)
     log.info("wrote %s; %s/report.html describes it", config.data_dir, config.data_dir)
+
+
+def _check_languages(folder: Path, preparation: DataPreparation) -> None:
+    """Raise a `DataError` if the command line names other languages than a data folder has."""
+    typed_keys = {argument.partition("=")[0] for argument in preparation.arguments}
+    data = preparation.config.data
+    src_lang = data.src_lang if "data.src_lang" in typed_keys else ""
+    tgt_lang = data.tgt_lang if "data.tgt_lang" in typed_keys else ""
+    if not src_lang and not tgt_lang:
+        return
+    meta = read_meta(folder)
+    direction = LanguagePair(meta.src_lang, meta.tgt_lang)
+    if not direction.matches(src_lang, tgt_lang):
+        raise DataError(
+            f"{folder} has pairs from {meta.src_lang} to {meta.tgt_lang}, which data.src_lang and "
+            "data.tgt_lang do not change; give another data_dir and run_dir"
+        )
 
 
 def train_command(config: PreprocessConfig) -> str:
