@@ -130,7 +130,7 @@ def test_pairs_that_cannot_be_exchanged_are_refused(
     direction = {"src_lang": "en", "tgt_lang": "de", "src_tag": "<2de>"}
     pairs = [([4, 6], [5])]
     write_folder(data_dir, {"a": pairs}, tokenizer.vocab_size, directions={"a": direction}, **meta)
-    with pytest.raises(ConfigError, match="does not work with language tags"):
+    with pytest.raises(ConfigError, match="does not work with tags before sources"):
         make_run(data_dir, data_dir / "run", bidirectional=True)
 
 

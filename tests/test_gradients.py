@@ -321,11 +321,14 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
 
 
 def test_simcut_cuts_no_tags_and_other_ids_on_each_side_of_two_vocabularies(
-    data_dir: Path, tmp_path: Path
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load_with_symbols(data_dir / "tokenizer.model", ["<2de>", "<sep>"])
     symbol_ids = find_symbol_ids(tokenizer)
     assert [tokenizer.all_pieces()[i] for i in symbol_ids] == ["<2de>", "<sep>"]
+    monkeypatch.setattr(learner_module, "find_symbol_ids", lambda tokenizer: [20, 30])
+    objective = make_run(data_dir, tmp_path, simcut=1.0).learner.objective
+    assert objective.uncut_src_ids[1:] == objective.uncut_tgt_ids[1:] == [20, 30]
 
     model = tiny_model(vocab_size=40, src_vocab_size=30)
     assert model.src_embedding is not None

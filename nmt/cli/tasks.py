@@ -110,7 +110,10 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
         return find_best_checkpoints(run_dir, config.best, metric)
     if config.last is not None:
         return find_newest_checkpoints(run_dir, config.last)
-    count = min(average_last, len(list_checkpoints(run_dir)))
+    num_checkpoints = len(list_checkpoints(run_dir))
+    if num_checkpoints < average_last:
+        log.info("the run has %d of average_last=%d checkpoints", num_checkpoints, average_last)
+    count = min(average_last, num_checkpoints)
     # at least 1, so that `find_newest_checkpoints` raises an error for a run without checkpoints
     return find_newest_checkpoints(run_dir, max(1, count))
 

@@ -136,8 +136,8 @@ def _check_bidirectional(data_info: DataInfo, tokenizers: Tokenizers) -> None:
         )
     if data_info.directions or tokenizers.src.prefix_ids or tokenizers.tgt.prefix_ids:
         raise ConfigError(
-            "bidirectional=true does not work with language tags; give both directions as corpora "
-            "of nmt-preprocess instead"
+            "bidirectional=true does not work with tags before sources or targets, such as <2de> "
+            "or <bt>; give both directions as corpora of nmt-preprocess, or leave out the tags"
         )
 
 
