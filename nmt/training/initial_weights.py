@@ -106,7 +106,7 @@ def load_initial_weights(
         raise ConfigError("init_rows: the data has no new pieces; leave it out")
     for name, tensor in weights.items():
         assert tensor.shape == random_weights[name].shape, "`config` has another architecture"
-    log.info("starting with the weights of %s", folder)
+    log.info("starting with the weights of %s, trained for %d updates", folder, info.updates)
     return weights
 
 
