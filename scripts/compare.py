@@ -39,11 +39,12 @@ without an effect, one is expected outside its interval.
 The baseline of this table has rotary positions, Muon, dropout 0.1, label smoothing 0.1 and the
 other settings of `REGULARIZED`; an epoch of Multi30k has 493,000 target tokens. A variant changes
 some of these settings. R-Drop and SimCut run every batch twice, in 2.3 to 2.5 times the time: the
-baseline with twice the updates takes a little less. A model is the last checkpoint, or the average of the last eight, and
-translates test_2016_flickr with beam 5. The validation loss is the last checkpoint's. A row has
-means over the seeds with half of the 95 % confidence interval (Student's t). Its last column is the
-difference to the BLEU of the baseline, marked as noise if it lies within its 95 % interval (t with
-pooled variance). Of 20 variants without an effect, one is expected outside its interval.
+baseline with twice the updates takes a little less. A model is the last checkpoint, or the average
+of the last eight, and translates test_2016_flickr with beam 5. The validation loss is the last
+checkpoint's. A row has means over the seeds with half of the 95 % confidence interval (Student's
+t). Its last column is the difference to the BLEU of the baseline, marked as noise if it lies within
+its 95 % interval (t with pooled variance). Of 20 variants without an effect, one is expected
+outside its interval.
 
 `fairseq` trains models of the same size on the same SentencePiece tokens with both toolkits. With
 `--updates`, both have the same schedule. With `--seconds`, both have the same CPU time: nmt has a
