@@ -115,8 +115,8 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     if refused_changes:
         raise ConfigError(
             f"{folder} belongs to another run ({', '.join(refused_changes)}); choose another "
-            f"run_dir (with init_from={folder}, it starts with these weights), or give these "
-            "settings their old values to resume it"
+            "run_dir (and its weights as init_from to start with them), or give these settings "
+            "their old values to resume it"
         )
     for key in sorted(changes):
         log.info("resuming with a changed setting: %s", changes[key])
