@@ -273,7 +273,7 @@ def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
     english_german = copy_data(toy_data, tmp_path / "en-de", src_lang="en", tgt_lang="de")
     for arguments in (["data.src_lang=en", "data.tgt_lang=de"], ["experiment=iwslt14"]):
         ensure(english_german, arguments, may_write=True)  # IWSLT's recipe, not its text
-    with pytest.raises(DataError, match="has pairs from en to de, which .* give another data_dir"):
+    with pytest.raises(DataError, match="has pairs from en to de; for .*tgt_lang=fr, give another"):
         ensure(english_german, ["data.tgt_lang=fr"], may_write=True)
 
 

@@ -80,8 +80,8 @@ def _check_languages(folder: Path, preparation: DataPreparation) -> None:
     direction = LanguagePair(meta.src_lang, meta.tgt_lang)
     if not direction.matches(src_lang, tgt_lang):
         raise DataError(
-            f"{folder} has pairs from {meta.src_lang} to {meta.tgt_lang}, which data.src_lang and "
-            "data.tgt_lang do not change; give another data_dir and run_dir"
+            f"{folder} has pairs from {meta.src_lang} to {meta.tgt_lang}; for data.src_lang="
+            f"{data.src_lang} and data.tgt_lang={data.tgt_lang}, give another data_dir and run_dir"
         )
 
 
@@ -131,7 +131,7 @@ def _find_unused_name(folder: str) -> str:
 def _compose_train_config(config: PreprocessConfig) -> TrainConfig:
     """Return the config of nmt-train for the experiment of a data folder."""
     words = [f"experiment={config.experiment}", f"data_dir={config.data_dir}"]
-    # a sweep would call the function, but these words are not a sweep
+    # `compose_command` calls the function only for a sweep, and these words are none
     composed = compose_command(COMMANDS["train"], words, lambda _: None)
     assert composed is not None
     train_config: TrainConfig = composed.config

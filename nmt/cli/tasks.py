@@ -64,8 +64,8 @@ def average(config: AverageConfig) -> None:
 def _default_average_folder(config: AverageConfig) -> str:
     """Return the default output folder, which is `average` in the folder of the run.
 
-    The run is `run_dir`, or else the run of `checkpoints`. Raises `ConfigError` if these are not
-    all of one run, or if the folder exists already.
+    The run is the one of `checkpoints` or, without these, `run_dir`. Raises `ConfigError` if the
+    checkpoints are not all of one run, or if their run has an average already.
     """
     if not config.checkpoints:
         return f"{config.run_dir}/average"

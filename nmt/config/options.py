@@ -237,7 +237,7 @@ def settings_to_compare(config: Any) -> dict[str, Any]:
     return compared
 
 
-def settings_to_log(config: Any) -> set[str]:
+def settings_that_may_change(config: Any) -> set[str]:
     """Return the keys of the settings of `config` whose changes a resumed command logs."""
     return {key for key, _, resume_rule in iterate_settings(config) if resume_rule == "log"}
 

@@ -120,7 +120,7 @@ _UPDATE_ADVICE = (
     f"{_BATCH_ADVICE}, and in training tokens_per_update (target tokens, over all devices)"
 )
 # Pairs of advice and the keys of other toolkits that get it. "{value}" stands for the value on the
-# command line. Advice that begins with "write KEY=" applies only to commands with this KEY. If a
+# command line. Advice such as "write beam_size=..." is only for commands with this setting. If a
 # key occurs several times, the command line shows the first advice that applies.
 _ADVICE_AND_KEYS = (
     (

@@ -155,7 +155,7 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
     for tokenizer, symbols in ((tokenizers.src, src_symbols), (tokenizers.tgt, tgt_symbols)):
         missing_in_vocabulary = set(symbols) - set(tokenizer.all_pieces())
         missing.update(missing_in_vocabulary)
-        # an imported model has both a vocabulary and a SentencePiece model, with other pieces
+        # the SentencePiece model of an imported model has other pieces than its vocabulary
         missing.update(symbols_missing_in_model(tokenizer, symbols))
     if missing:
         raise ConfigError(
@@ -329,8 +329,8 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     model = tokenizer.model
     size = tokenizer.vocab_size
     num_unused = -size % multiple  # distance to the next multiple: -37 % 8 = 3
-    for token in range(size, size + num_unused):
-        model += serialize_piece(unused_piece(token), _Piece.CONTROL)
+    for piece_id in range(size, size + num_unused):
+        model += serialize_piece(unused_piece(piece_id), _Piece.CONTROL)
     return Tokenizer(model)
 
 

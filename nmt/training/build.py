@@ -95,7 +95,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     data = ParallelData(data_dir, "train", bidirectional=config.bidirectional)
     validation = Validation(data_dir, tokenizers, config, world)
     samplers = make_samplers(config, data_info, data, world)
-    # with max_tokens=auto (None), the run is built again when the number is known
+    # With max_tokens=auto, the number is not known yet (None), and the run will be built again.
     if world.is_main and config.max_tokens is not None:
         _warn_of_short_run(config, last_stage_start=max(samplers.keys()))
     torch.manual_seed(config.seed)  # seeds the initial weights
@@ -111,7 +111,8 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     model = build_model(config, tokenizers, world, device)
     learner = Learner(model, config, batch_maker, world, device)
     fingerprint = make_fingerprint(config, data_info, samplers)
-    # the dtype that "auto" stands for: a run that is resumed on another machine then logs a change
+    # Not the setting, which may be auto, but the dtype itself. So a run that is resumed with
+    # another dtype, on another machine, logs the change.
     fingerprint["dtype"] = learner.dtype_name
     return Run(
         config=config,

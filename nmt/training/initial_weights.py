@@ -38,12 +38,12 @@ def use_initial_architecture(config: TrainConfig) -> TrainConfig:
     """Return a config with the architecture and the search settings of `init_from`, if it is set.
 
     Dropouts and alignment settings stay as in `config`. If `config` changes any search setting, all
-    search settings stay as in `config`. Raises a `ConfigError` for another model setting that is
-    neither the default nor the value of `init_from`.
+    search settings stay as in `config`. Raises a `ConfigError` if another setting of the model is
+    neither its default nor the value in `init_from`.
     """
     if config.init_from is None:
         return config
-    folder, info = _find_info(config)
+    folder, info = _find_model_info(config)
     model_changes: dict[str, Any] = {}
     for setting in fields(config.model):
         is_dropout = "dropout" in setting.name
@@ -63,7 +63,7 @@ def use_initial_architecture(config: TrainConfig) -> TrainConfig:
     return replace(config, model=replace(config.model, **model_changes), search=search)
 
 
-def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
+def _find_model_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
     """Return the folder and the info of the newest checkpoint of the run, or else of `init_from`.
 
     A checkpoint of the run has the architecture of `init_from`, so a run can be resumed even if the
@@ -133,11 +133,11 @@ def adapt_vocabulary(
     _check_init_rows(init_rows, old_tokenizers, new_tokenizers)
     adapted = {}
     for name, random_tensor in random_weights.items():
-        # the tensors of the vocabulary are replaced below
+        # `weights` may lack tensors of the vocabulary, which are replaced below
         adapted[name] = weights.get(name, random_tensor)
     joint_embedding = weights[_JOINT_EMBEDDING]
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
-        # if `init_from` shares this matrix with the joint embedding, it has no tensor of this name
+        # a model that shares this matrix with its joint embedding has only the joint embedding
         old_rows = weights.get(name, joint_embedding)  # (V, D), or (V,) for the output bias
         old_tokenizer = _tokenizer_of(name, old_tokenizers)
         new_tokenizer = _tokenizer_of(name, new_tokenizers)
@@ -177,7 +177,7 @@ def _tokenizer_of(name: str, tokenizers: Tokenizers) -> Tokenizer:
 def _segment_new_rows(
     name: str, old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
 ) -> dict[str, list[int]]:
-    """Return the ids of the old pieces that each new piece of the tensor `name` joins.
+    """Return, for each new piece of the tensor `name`, the ids of old pieces that spell it.
 
     An imported model may have one joint vocabulary, but two SentencePiece models: one for the
     source and one for the target. Then the new pieces of both models are segmented.

@@ -138,8 +138,8 @@ def eager_softmax_loss(
         used_size = logits.size(1)
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
-    # The log of the sum of exp(logits), (N, 1). It equals logit - log p for every token of the
-    # vocabulary; here it is computed from the most probable token.
+    # The log of the sum of exp(logits), (N, 1). Every token of the vocabulary has
+    # logit = log p + log_normalizer. Here the most probable token is used.
     log_normalizer = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
     uniform_loss = log_normalizer.sum() - logits[:, :used_size].mean(-1).sum()
@@ -178,10 +178,12 @@ def softmax_loss_for_compiler(
 def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     """Return the `SoftmaxLoss` of R-Drop (Liang et al., 2021, equation 4) with weight `alpha`.
 
-    Rows 2i and 2i + 1 of the logits come from two passes over token i. The loss of a token is (CE_1
-    + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1)). The cross-entropies CE are smoothed
-    over the first `used_size` ids. The divergences KL are not smoothed. This is half of the paper's
-    loss, so that alpha = 0 gives the usual loss.
+    Rows 2i and 2i + 1 of the logits come from two passes over token i. The loss of a token is
+
+        (CE_1 + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1))
+
+    The cross-entropies CE are smoothed over the first `used_size` ids. The divergences KL are not
+    smoothed. The paper's loss is twice as large; with this one, alpha = 0 gives the usual loss.
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,7 +244,7 @@ def cut_embeddings(
 ) -> Iterator[None]:
     """Set the embeddings of random tokens to 0 during the block, except for the uncut ids.
 
-    With one vocabulary for both sides, the uncut ids of either side are cut on neither side.
+    With one vocabulary for both sides, the uncut ids of both sides are uncut everywhere.
     """
     uncut_ids: dict[nn.Module, Sequence[int]] = {}  # keyed by the embedding
     if model.src_embedding is None:
@@ -359,7 +361,8 @@ class Objective(nn.Module):
         num_tokens = batch.num_tokens  # padding comes after them
         attention_out: AttentionWeights | None = None  # filled by the first pass
         if self.alignment_weight:
-            attention_out = {alignment_attention(self.model): None}
+            alignment_module = alignment_attention(self.model)
+            attention_out = {alignment_module: None}
         outputs = []  # the decoder's output in each pass
         for pass_index in range(self.num_passes):  # each draws new dropout
             cutting: AbstractContextManager[None] = nullcontext()
@@ -389,12 +392,12 @@ class Objective(nn.Module):
             softmax_loss=self.softmax_loss,
         )
         if attention_out is not None:
-            weights = attention_out[alignment_attention(self.model)]  # (B, H, T, S)
+            weights = attention_out[alignment_module]  # (B, H, T, S)
             assert weights is not None
             assert batch.alignment is not None
             probs = mean_alignment(weights, self.model.config)  # (B, T, S)
             if self.model.config.alignment_shift:
-                # token t is aligned by the attention of position t + 1, whose input is token t
+                # The alignment of token t is the attention of position t + 1, which reads token t.
                 probs = probs[:, 1:]
             loss = loss + self.alignment_weight * alignment_loss(probs, batch.alignment)
         return loss, nll

@@ -11,7 +11,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nmt.config import Schedule, TrainConfig, resolve_path, settings_to_compare, settings_to_log
+from nmt.config import (
+    Schedule,
+    TrainConfig,
+    resolve_path,
+    settings_that_may_change,
+    settings_to_compare,
+)
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo
 from nmt.errors import ConfigError
@@ -78,8 +84,8 @@ def make_fingerprint(
     """Return the data and the settings of a run, to compare them when the run is resumed.
 
     `samplers` has the sampler of each stage, keyed by the update after which the stage starts.
-    The fingerprint has the mixture of each sampler instead of the corpus weights in the settings,
-    from which the mixtures follow. Settings with `on_resume="accept"` are left out.
+    The fingerprint has no weights of corpora, but the mixtures that the samplers compute from
+    these weights. Settings with `on_resume="accept"` are left out.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
     fingerprint = {
@@ -105,12 +111,12 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     saved_values = defaults | saved
     current_values = defaults | current
     changes = {}  # key: description of the change
-    for key in current | saved_values:  # the keys of `current` first, in their order
+    for key in current | saved_values:
         saved_value = saved_values.get(key)
         current_value = current_values.get(key)
         if saved_value != current_value:
             changes[key] = f"{key} was {saved_value}, is {current_value}"
-    allowed_keys = settings_to_log(TrainConfig())
+    allowed_keys = settings_that_may_change(TrainConfig())
     refused_changes = [change for key, change in changes.items() if key not in allowed_keys]
     if refused_changes:
         raise ConfigError(
