@@ -52,8 +52,7 @@ class ModelInfo:
     tokenizer_sha256: str
     updates: int  # training updates; an average has the number of its newest checkpoint
     src_vocab_size: int | None = None  # None if source and target share a vocabulary
-    directions: list[LanguagePair] = field(default_factory=list)
-    """The directions of a model with tags, or with `bidirectional=true`. Empty for other models."""
+    directions: list[LanguagePair] = field(default_factory=list)  # empty without language tags
 
     def __post_init__(self) -> None:
         self._check_size("vocab_size", self.vocab_size)

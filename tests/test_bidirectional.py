@@ -12,10 +12,7 @@ import pytest
 from folders import write_folder
 from toy import assert_resumes_exactly, command, make_run, read_pairs, train, write_corpus
 
-from nmt import Translator
-from nmt.checkpoint import find_model, load_info
 from nmt.data.binary import ParallelData
-from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_links import link_pieces
 from nmt.errors import ConfigError
@@ -144,14 +141,6 @@ def test_a_run_in_both_directions_is_resumed_exactly_and_fine_tuned(data_dir: Pa
     assert (
         train(data_dir, run_dir, settings[1:], "bidirectional=false", "max_updates=6") == 2
     )  # belongs to another run
-    both_directions = [LanguagePair("en", "de"), LanguagePair("de", "en")]
-    assert load_info(find_model(run_dir)).directions == both_directions
-    translator = Translator.load(run_dir)
-    translation = translator.translate(["a"])
-    assert translator.translate(["a"], src_lang="de", tgt_lang="en") == translation
-    with pytest.raises(ConfigError, match="the model translates en to de, de to en"):
-        translator.translate(["a"], tgt_lang="fr")
     one_direction = [f"init_from={run_dir}", "valid_bleu=false", "max_updates=2"]
     assert train(data_dir, data_dir / "one", one_direction) == 0
     assert train(data_dir, data_dir / "one", one_direction, "bidirectional=true") == 2
-    assert load_info(find_model(data_dir / "one")).directions == []

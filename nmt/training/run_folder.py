@@ -121,8 +121,8 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     if refused_changes:
         raise ConfigError(
             f"{folder} belongs to another run ({', '.join(refused_changes)}); choose another "
-            "run_dir (and its weights as init_from to start with them), or give these settings "
-            "their old values to resume it"
+            f"run_dir (with init_from={folder}, it starts with these weights), or give these "
+            "settings their old values to resume it"
         )
     for key in sorted(changes):
         log.info("resuming with a changed setting: %s", changes[key])

@@ -24,7 +24,6 @@ from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
 from nmt.data.augment import TextAugmenter
 from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
-from nmt.data.languages import LanguagePair
 from nmt.errors import NmtError, StoppedError
 from nmt.runtime.distributed import World, broadcast_from_main, gather
 from nmt.runtime.prefetch import prefetch
@@ -398,13 +397,5 @@ class Trainer:
             tokenizer_sha256=tokenizers.sha256,
             updates=self.state.num_updates,
             src_vocab_size=tokenizers.src_vocab_size,
-            directions=self._model_directions(),
+            directions=list(dict.fromkeys(data_info.directions.values())),
         )
-
-    def _model_directions(self) -> list[LanguagePair]:
-        """Return the directions of the model if it has tags or translates in both directions."""
-        data_info = self.run.data_info
-        direction = LanguagePair(data_info.src_lang, data_info.tgt_lang)
-        if self.config.bidirectional and not direction.has_default_language:
-            return [direction, LanguagePair(direction.tgt_lang, direction.src_lang)]
-        return list(dict.fromkeys(data_info.directions.values()))
