@@ -273,7 +273,14 @@ def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
     english_german = copy_data(toy_data, tmp_path / "en-de", src_lang="en", tgt_lang="de")
     for arguments in (["data.src_lang=en", "data.tgt_lang=de"], ["experiment=iwslt14"]):
         ensure(english_german, arguments, may_write=True)  # IWSLT's recipe, not its text
-    with pytest.raises(DataError, match="has pairs from en to de; for .*tgt_lang=fr, give another"):
+    two_corpora = ["data.corpora.b.src_lang=fr"]
+    for name in ("a", "b"):
+        two_corpora += [f"data.corpora.{name}.src=s", f"data.corpora.{name}.tgt=t"]
+    two_sources = copy_data(toy_data, tmp_path / "en+fr-de", src_lang="en+fr", tgt_lang="de")
+    ensure(two_sources, [*two_corpora, "data.src_lang=en", "data.tgt_lang=de"], may_write=True)
+    with pytest.raises(
+        DataError, match="has pairs from en to de; for data.tgt_lang=fr, give another"
+    ):
         ensure(english_german, ["data.tgt_lang=fr"], may_write=True)
 
 

@@ -387,6 +387,19 @@ def test_counters_of_a_checkpoint_are_checked(tokenizer: Tokenizer, tmp_path: Pa
         log_plan(run, TrainerState(epoch_position=num_updates))
 
 
+def test_a_run_of_many_epochs_hears_of_patience(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_data(tmp_path, tokenizer, [(3, 4), (5, 2)] * 4)
+    caplog.set_level("INFO")
+    advice = "max_updates=500 is 500 epochs; with patience=5, the run ends"
+    for number, changes in enumerate([{"max_updates": 200}, {"max_updates": 500, "patience": 3}]):
+        log_plan(make_run(tmp_path, tmp_path / str(number), **changes), TrainerState())
+        assert "with patience=5" not in caplog.text
+    log_plan(make_run(tmp_path, tmp_path / "long", max_updates=500), TrainerState())
+    assert advice in caplog.text
+
+
 def test_invalid_fields_of_a_checkpoint_are_refused_by_name(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from nmt.config import (
     resolve_path,
 )
 from nmt.data.binary import read_meta
-from nmt.data.languages import LanguagePair
+from nmt.data.languages import DEFAULT_LANGUAGES, describe_languages
 from nmt.errors import DataError
 from nmt.runtime.files import describe_folder_problem
 
@@ -71,18 +71,15 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
 def _check_languages(folder: Path, preparation: DataPreparation) -> None:
     """Raise a `DataError` if the command line names other languages than a data folder has."""
     typed_keys = {argument.partition("=")[0] for argument in preparation.arguments}
-    data = preparation.config.data
-    src_lang = data.src_lang if "data.src_lang" in typed_keys else ""
-    tgt_lang = data.tgt_lang if "data.tgt_lang" in typed_keys else ""
-    if not src_lang and not tgt_lang:
-        return
+    languages = describe_languages(preparation.config.data)
     meta = read_meta(folder)
-    direction = LanguagePair(meta.src_lang, meta.tgt_lang)
-    if not direction.matches(src_lang, tgt_lang):
-        raise DataError(
-            f"{folder} has pairs from {meta.src_lang} to {meta.tgt_lang}; for data.src_lang="
-            f"{data.src_lang} and data.tgt_lang={data.tgt_lang}, give another data_dir and run_dir"
-        )
+    for key, actual_language in (("src_lang", meta.src_lang), ("tgt_lang", meta.tgt_lang)):
+        is_typed = f"data.{key}" in typed_keys
+        if is_typed and actual_language not in (languages[key], *DEFAULT_LANGUAGES):
+            raise DataError(
+                f"{folder} has pairs from {meta.src_lang} to {meta.tgt_lang}; for "
+                f"data.{key}={languages[key]}, give another data_dir and run_dir"
+            )
 
 
 def train_command(config: PreprocessConfig) -> str:

@@ -20,6 +20,7 @@ from nmt.training.run_folder import check_fingerprint
 from nmt.training.schedule import peak_learning_rate
 
 log = logging.getLogger(__name__)
+_MANY_EPOCHS = 200  # small models of small corpora still improve after 60
 
 
 def resume_or_start(run: Run) -> TrainerState:
@@ -99,6 +100,12 @@ def log_plan(run: Run, state: TrainerState) -> None:
         f"{run.config.optimizer.warmup_steps}",
         f"an epoch draws {sampler.mix}",
     ]
+    num_epochs = run.config.max_updates / len(epoch_plan)
+    if num_epochs > _MANY_EPOCHS and not run.config.patience:
+        lines.append(
+            f"max_updates={run.config.max_updates} is {num_epochs:.0f} epochs; with patience=5, "
+            "the run ends once the model no longer improves on the validation set"
+        )
     for line in lines:
         log.info(line)
 

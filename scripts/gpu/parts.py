@@ -80,7 +80,7 @@ class Job:
     num_lines: int = 2_000
     turns: int = 3
     # the Multi30k recipe
-    bleu_updates: int = 3_600
+    bleu_updates: int = 2_400
 
     @property
     def is_rehearsal(self) -> bool:
@@ -337,6 +337,7 @@ def compare_devices(job: Job) -> dict[str, Any]:
     shared_settings = [
         "experiment=multi30k_quick",
         f"data_dir={job.output / 'real'}",
+        "optimizer.name=adam",  # Muon does not work with sharding=full
         "dtype=float32",
         "compile=false",
         "model.dropout=0",
