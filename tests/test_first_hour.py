@@ -278,9 +278,7 @@ def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
         two_corpora += [f"data.corpora.{name}.src=s", f"data.corpora.{name}.tgt=t"]
     two_sources = copy_data(toy_data, tmp_path / "en+fr-de", src_lang="en+fr", tgt_lang="de")
     ensure(two_sources, [*two_corpora, "data.src_lang=en", "data.tgt_lang=de"], may_write=True)
-    with pytest.raises(
-        DataError, match="from en to de; for data.tgt_lang=fr, give another"
-    ):
+    with pytest.raises(DataError, match="from en to de; for data.tgt_lang=fr, give another"):
         ensure(english_german, ["data.tgt_lang=fr"], may_write=True)
 
 
