@@ -110,9 +110,9 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an experiment, a model, and an experiment with the name of one of ours."""
     monkeypatch.chdir(tmp_path)
     for name, text in {
-        "experiment/mine.yaml": "defaults:\n  - override /data: copy\n  - override /model: small\n"
+        "experiment/mine.yaml": "defaults:\n  - override /data: copy\n  - override /model: narrow\n"
         "run_dir: runs/mine\nmax_updates: 1e3\nsearch: {beam_size: 2}\n",
-        "model/small.yaml": "# @package _global_\nmodel:\n  d_model: 64\n",
+        "model/narrow.yaml": "# @package _global_\nmodel:\n  d_model: 64\n",
         "experiment/copy.yaml": "max_updates: 7\ndata:\n  src_lang: xx\n",
     }.items():
         path = tmp_path / "my" / name
@@ -123,15 +123,15 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_own_yaml_is_found_by_folder_path_or_search_path(recipes: Path) -> None:
-    small = "my/model/small.yaml"
+    narrow = "my/model/narrow.yaml"
     for typed in (
         "--config-dir my experiment=mine",
         "--config-dir=my experiment=mine",
         "-cd my experiment=mine",
         "hydra.searchpath=[my] experiment=mine",
         f"hydra.searchpath=[file://{recipes}] experiment=mine",
-        f"model={small} experiment=my/experiment/mine.yaml",
-        f"model={small} experiment={recipes}/experiment/mine.yaml",
+        f"model={narrow} experiment=my/experiment/mine.yaml",
+        f"model={narrow} experiment={recipes}/experiment/mine.yaml",
     ):
         config = composed("train", typed.split())
         assert (config.max_updates, config.search.beam_size) == (1000, 2), typed
