@@ -42,7 +42,7 @@ class Perturbation(Enum):
     upper = "upper"  # source and references in capitals
     title = "title"  # source and references with the first letter of each word capital
     lower = "lower"  # source and references without capitals
-    # source and references without their final punctuation; unchanged if their final marks differ
+    # source and references without their final punctuation, if both end with the same mark
     punct = "punct"
     typos = "typos"  # four typos in each source
     noise = "noise"  # a random word, emoji, symbol or address after source and references
@@ -67,7 +67,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     baseline: str | None = option(None, "translations of another system to compare with")
     model_dir: list[str] | None = option(
         None,
-        "model, or ensemble [a,b], that translates src; for a folder or pattern of runs, a table",
+        "model, or ensemble [a,b], that translates src; a folder or pattern of runs prints a table",
     )
     src: str | None = option(None, "source text for model_dir, glossary or metric_command")
     data_dir: str | None = option(
@@ -85,14 +85,14 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     )
     tune: bool = option(
         False,
-        "search for weights of rerank=noisy_channel: the smallest ones that almost reach the best "
-        "score in the first metric",
+        "find weights for rerank=noisy_channel: the smallest ones whose score in the first of the "
+        "metrics is almost the best",
     )
     metric_command: str | None = option(
         None, "command that reads JSON lines of src, mt and refs, and prints a number for each"
     )
     lemmas: str | None = option(
-        None, "file of lines FORM<TAB>LEMMA; counts a term of the glossary in all of its forms"
+        None, "file of lines FORM<TAB>LEMMA, so that all forms of a term of the glossary count"
     )
     src_lang: str = option("", "source language, if the model has several")
     tgt_lang: str = option(

@@ -19,9 +19,9 @@ DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
 MAX_NUMBER = 10**9  # upper bound of settings that declare none
 _MAX_NUMBER_RULE = f"must be at most {MAX_NUMBER:,}"
-_MAX_SHOWN_CHARACTERS = 200  # error messages cut off longer values, such as a glossary
+_MAX_SHOWN_CHARACTERS = 200  # error messages show this much of a value
 LARGEST_SEED = 2**63 - 1
-_MAX_TEXT_BYTES = 1 << 26  # size of a file whose lines are values of a setting
+_MAX_TEXT_BYTES = 1 << 26  # maximum size of a file that has a value of a setting per line
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")  # begins with C:\ or C:/
 EnumType = TypeVar("EnumType", bound=Enum)
 
@@ -126,12 +126,13 @@ class Settings:
                     self.require(not math.isnan(value), setting.name, "is not a number")
                     is_in_limit = value <= MAX_NUMBER
                     self.require(is_in_limit, setting.name, _MAX_NUMBER_RULE)
-                if not bounds.contains(value):  # only then, since `str(bounds)` takes long
+                if not bounds.contains(value):
+                    # `str(bounds)` is slow, so only an error computes it
                     self.require(False, setting.name, str(bounds))
         self.check()
 
     def _convert_texts(self, name: str, value: str | list[Any]) -> None:
-        """Replace a text, or the texts of a list, by the members of an enum with these values.
+        """Replace a text, or each text of a list, by the member of an enum that has this value.
 
         Raises a `ConfigError` if no member has this value, and a `TypeError` for a text in place of
         a number, flag or list.
@@ -161,7 +162,7 @@ class Settings:
             raise _invalid_value(self.key_prefix + key, attrgetter(key)(self), problem)
 
 
-@functools.cache  # one call of `get_type_hints` takes as long as several steps of a search
+@functools.cache  # `get_type_hints` is slow, and configs are made for each request of a server
 def _read_types(settings_class: type) -> dict[str, Any]:
     """Return the type of each setting of a class; `int` for the type hint `int | None`."""
     types = {}
@@ -229,7 +230,7 @@ def _iterate_value(
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
-    """Return the settings of `config` that a resumed command compares: keys and JSON values."""
+    """Return the settings that a resumed command compares with the earlier ones, as JSON values."""
     compared = {}
     for key, value, resume_rule in iterate_settings(config):
         if resume_rule != "accept":
@@ -238,7 +239,7 @@ def settings_to_compare(config: Any) -> dict[str, Any]:
 
 
 def settings_that_may_change(config: Any) -> set[str]:
-    """Return the keys of the settings of `config` whose changes a resumed command logs."""
+    """Return the keys of the settings that may differ in a resumed command, which logs them."""
     return {key for key, _, resume_rule in iterate_settings(config) if resume_rule == "log"}
 
 
@@ -262,8 +263,8 @@ def normalize_stream(name: str) -> str:
 def resolve_path(path: str | Path) -> Path:
     """Return an absolute path: expand `~`, and start relative paths at the current folder.
 
-    Raises a `ConfigError` for a path such as `C:\\data` on other systems than Windows. There, it
-    would be the name of a file in the current folder.
+    Raises a `ConfigError` for a path such as `C:\\data` on other systems than Windows, where it
+    would name a file in the current folder.
     """
     if os.name != "nt" and _WINDOWS_PATH.match(str(path)):
         drive, _, folders = str(path).replace("\\", "/").partition(":")

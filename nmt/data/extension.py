@@ -48,10 +48,8 @@ log = logging.getLogger(__name__)
 _FIRST_CODE = 0x20000
 _MIN_COUNT = 2  # occurrences in the sample that a new piece needs
 _UNKNOWN_PENALTY = 10.0
-"""The score of an unknown character in a unigram model is the model's lowest score of a piece minus
-this number.
-"""
-_JOIN_BONUS = 1e-3  # larger than the rounding error of the score of a sentence
+"""In a unigram model, an unknown character has the lowest score of all pieces minus this number."""
+_JOIN_BONUS = 1e-3  # more than the rounding error of the sum of scores of a sentence
 _Piece = ModelProto.SentencePiece
 _BPE = ModelProto().trainer_spec.BPE
 _UNIGRAM = ModelProto().trainer_spec.UNIGRAM
@@ -106,7 +104,7 @@ def _extend_mapped(
     pieces = [*tokenizer.vocabulary.pieces, *new_pieces]
     num_unused = -len(pieces) % multiple  # up to the next multiple
     size = len(pieces) + num_unused
-    pieces += [unused_piece(token) for token in range(len(pieces), size)]
+    pieces += [unused_piece(piece_id) for piece_id in range(len(pieces), size)]
     vocabulary: Vocabulary = replace(tokenizer.vocabulary, pieces=pieces)
     return MappedTokenizer(model, vocabulary, tokenizer.prefix_ids)
 
@@ -116,9 +114,8 @@ class _Extension:
 
     Attributes:
         model: content of the model file.
-        new_pieces: pieces to append to the vocabulary. They may include pieces that are not added
-            to the model: the language pieces of M2M100 and NLLB, and the tags of OPUS-MT, are only
-            in the vocabulary.
+        new_pieces: pieces to append to the vocabulary. Language pieces of M2M100 and NLLB and tags
+            of OPUS-MT are among them, although the model does not get these.
     """
 
     def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
@@ -168,8 +165,8 @@ class _Extension:
     def _find_new_characters(self, words: Counter[str], coverage: float) -> list[str]:
         """Return the characters that are not pieces yet, the most frequent first.
 
-        Leaves out the rarest of these characters, as many as together make up at most the share
-        1 - `coverage` of the text.
+        Leaves out the rarest of these characters. Together, the ones left out make up at most the
+        share 1 - `coverage` of the text.
         """
         characters: Counter[str] = Counter()
         for word, count in words.items():
@@ -254,8 +251,8 @@ class _Extension:
 def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[str]]:
     """Learn up to `limit` merges of neighboring pieces by BPE.
 
-    Returns the list of the pieces that each merge joins. SentencePiece learns the merges from words
-    in which each piece is replaced by its code.
+    Returns a list of pieces for each merge: those that it joins. SentencePiece learns the merges
+    from words in which each piece is replaced by its code.
     """
     distinct_pieces: set[str] = set()
     for sequence in sequences:
@@ -271,7 +268,7 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
         word_counts[word] = count
     num_initial_pieces = len(pieces) + 1  # 1 for the unknown piece
     processor = _train_bpe(word_counts, vocab_size=num_initial_pieces + limit)
-    # pieces of the trained model are texts of codes; a single code is no merge
+    # A piece of the trained model consists of codes. A piece of one code is no merge.
     coded_merges = []
     for i in range(1, processor.vocab_size()):  # without the unknown piece
         coded_piece = processor.id_to_piece(i)

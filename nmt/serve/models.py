@@ -43,7 +43,7 @@ class TranslationOptions:
     split_sentences: bool | None = None  # None for the setting of the server
     prefix: str = ""  # text with which the translation must begin; for a single sentence
     search_changes: dict[str, Any] = field(default_factory=dict)
-    """Settings of search in place of the settings of the model."""
+    """Settings of search that replace those of the model."""
     glossary: Glossary | None = None
 
 
@@ -67,8 +67,8 @@ class Direction:
     ) -> BatchOptions:
         """Return the batch options of a request; sentences with equal options can share a batch.
 
-        `n_best` is limited to the results of the model's beam. A larger beam could change the best
-        translation.
+        `n_best` is at most the number of results of the model's beam, since a larger beam could
+        change the best translation.
         """
         has_prefix = bool(options.prefix)
         cache_key = (
@@ -172,10 +172,10 @@ class Models:
         if source is None:
             sample = extract_visible_text(text, DETECTION_CHARACTERS) if options.is_html else text
             source, confidence = self.languages.detect_source(sample, target)
-        # None for a text in the target language, which is not translated
         direction = self.directions.get((source, target))
+        # a text that is already in the target language needs no direction
         if direction is None and source != target:
-            raise HttpError(400, f"{target} is not a target of {source} on this server")
+            raise HttpError(400, f"this server does not translate {source} to {target}")
         return ResolvedDirection(source, confidence, direction)
 
     def check_languages(self, options: TranslationOptions) -> None:
@@ -267,7 +267,7 @@ def _add_language_directions(directions: Directions, translator: Translator, fol
 
 
 def _shorten_codes(directions: Directions) -> Directions:
-    """Shorten the codes of languages, unless that gives the codes of another direction."""
+    """Shorten language codes, but keep those whose short form belongs to another direction."""
     short_codes = shorten_codes(set(chain.from_iterable(directions)))
     renamed: Directions = {}
     for (source, target), direction in directions.items():

@@ -69,8 +69,8 @@ class BatchSearch:
     config: SearchConfig
     n_best: int  # number of hypotheses to return for each segment
     max_tokens: int
-    """Maximum size of a batch: its number of segments times `SearchConfig.rows_per_sentence` times
-    the number of tokens of its longest source, EOS included."""
+    """Maximum size of a batch. The size is the product of the number of segments,
+    `SearchConfig.rows_per_sentence`, and the tokens of the longest source, EOS included."""
     num_forced: int = 0  # tokens of a prefix that are always forced, see `SearchRequest.num_forced`
     src_tags: Sequence[str] = ()  # see `SearchRequest.src_tags`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
@@ -125,7 +125,7 @@ class BatchSearch:
         first_results = self.translate([segments[i] for i in first_segments])
         for i, result in zip(first_segments, first_results, strict=True):
             results[i] = result
-        # the copy has the same lock and starts with the current count of failures
+        # the copy shares the lock and takes over the number of failures so far
         plain_search = replace(self, config=replace(self.config, alternatives=0), n_best=1)
         plain_results = plain_search.translate([segments[i] for i in continuations])
         for i, result in zip(continuations, plain_results, strict=True):
@@ -187,7 +187,7 @@ class BatchSearch:
                     hypotheses = search.result(number)
                     [hypotheses] = replace_loops(self.backend, single_request, [hypotheses])
                     results.append((number, hypotheses))
-            # an engine may raise any type; `translate` below finds the segment that causes it
+            # an engine may raise any exception; `translate` below finds the segment at fault
             except Exception as error:
                 num_unfinished = len(unfinished)
                 log.warning("a search of %d sentences failed (%s); retrying", num_unfinished, error)
