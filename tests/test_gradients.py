@@ -31,7 +31,7 @@ from toy import make_run, write_data
 from nmt.config import DType, Optimizer, OptimizerConfig, Schedule
 from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import UpdatePlan
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, TokenizerPair
 from nmt.data.vocabulary import find_symbol_ids, load_with_symbols
 from nmt.model.fast.layers import FastLinear
 from nmt.runtime.distributed import World
@@ -291,8 +291,8 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
     without_dropout(learner)
     model = learner.objective.model
     ids = torch.randint(5, model.embedding.num_embeddings, (4000,))
-    (eos_id,) = learner.objective.uncut_src_ids
-    (bos_id,) = learner.objective.uncut_tgt_ids
+    uncut_ids = learner.objective.uncut_ids
+    eos_id, bos_id = uncut_ids[model.embedding].tolist()
     batch = learner.batch_maker.make_micro_batch(np.arange(10))
     ends = batch.src[batch.lengths[:, 0].cumsum() - 1]
     starts = batch.tgt_in[batch.lengths[:, 1].cumsum() - batch.lengths[:, 1]]
@@ -300,7 +300,7 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
     assert set(starts.tolist()) == {bos_id}
     ids[::4] = eos_id
     ids[1::4] = bos_id
-    with cut_embeddings(model, [eos_id], [bos_id]):
+    with cut_embeddings(uncut_ids):
         is_cut = (model.embedding(ids) == 0).all(dim=1)  # (N,)
     assert not is_cut[::4].any()
     assert not is_cut[1::4].any()
@@ -321,19 +321,28 @@ def test_the_second_pass_of_simcut_lacks_some_embeddings(
 
 
 def test_simcut_cuts_no_tags_and_other_ids_on_each_side_of_two_vocabularies(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load_with_symbols(data_dir / "tokenizer.model", ["<2de>", "<sep>"])
     symbol_ids = find_symbol_ids(tokenizer)
     assert [tokenizer.all_pieces()[i] for i in symbol_ids] == ["<2de>", "<sep>"]
-    monkeypatch.setattr(learner_module, "find_symbol_ids", lambda tokenizer: [20, 30])
-    objective = make_run(data_dir, tmp_path, simcut=1.0).learner.objective
-    assert objective.uncut_src_ids[1:] == objective.uncut_tgt_ids[1:] == [20, 30]
+    eos_id, bos_id = tokenizer.eos_id, tokenizer.bos_id
+    model = tiny_model(vocab_size=40)
+    uncut_ids = learner_module.find_uncut_ids(model, tokenizer)
+    assert uncut_ids[model.embedding].tolist() == [eos_id, *symbol_ids, bos_id, *symbol_ids]
 
+    other_tokenizer = Tokenizer.load(data_dir / "tokenizer.model")  # without symbols
+    tokenizers = TokenizerPair(tokenizer, other_tokenizer)
     model = tiny_model(vocab_size=40, src_vocab_size=30)
     assert model.src_embedding is not None
+    uncut_ids = learner_module.find_uncut_ids(model, tokenizers)
+    assert uncut_ids[model.src_embedding].tolist() == [eos_id, *symbol_ids]
+    assert uncut_ids[model.embedding].tolist() == [bos_id]
+
     ids = torch.arange(30).repeat(400)
-    with cut_embeddings(model, [7], [9, 11]):
+    with cut_embeddings(
+        {model.src_embedding: torch.tensor([7]), model.embedding: torch.tensor([9, 11])}
+    ):
         is_cut_in_source = (model.src_embedding(ids) == 0).all(dim=1).view(400, 30).any(dim=0)
         is_cut_in_target = (model.embedding(ids) == 0).all(dim=1).view(400, 30).any(dim=0)
     assert (~is_cut_in_source).nonzero().flatten().tolist() == [7]

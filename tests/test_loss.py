@@ -220,8 +220,7 @@ def test_simcut_compiled_by_layer_has_the_loss_and_gradients_of_plain_simcut(
             smoothing=0.1,
             simcut=3.0,
             compiler=compiler,
-            uncut_src_ids=[tokenizer.eos_id],
-            uncut_tgt_ids=[tokenizer.bos_id],
+            uncut_ids={model.embedding: torch.tensor([tokenizer.eos_id, tokenizer.bos_id])},
         )
         torch.manual_seed(5)  # of the cut embeddings
         loss_sum, nll_sum = objective(batch)

@@ -27,6 +27,7 @@ from nmt.config import Adapter, DType, Optimizer, Sharding, TrainConfig
 from nmt.data import Rows
 from nmt.data.batch import batch_cost
 from nmt.data.batching import UpdatePlan
+from nmt.data.tokenizer import Tokenizers
 from nmt.data.vocabulary import find_symbol_ids
 from nmt.errors import ModelError, to_one_line
 from nmt.model.fast import FastTransformer
@@ -85,6 +86,23 @@ def choose_training_dtype(choice: DType, device: torch.device) -> torch.dtype:
     return find_dtype(choice, device)
 
 
+def find_uncut_ids(model: FastTransformer, tokenizers: Tokenizers) -> dict[nn.Module, Tensor]:
+    """Return the ids of tokens that SimCut never cuts, keyed by the embedding of the tokens.
+
+    They are EOS of sources and BOS of targets, as in the code of Gao et al. (2022), and symbols
+    such as language tags. An embedding of both sides has the ids of both sides.
+    """
+    src_ids = [tokenizers.src.eos_id, *find_symbol_ids(tokenizers.src)]
+    tgt_ids = [tokenizers.tgt.bos_id, *find_symbol_ids(tokenizers.tgt)]
+    device = model.embedding.weight.device
+    if model.src_embedding is None:
+        return {model.embedding: torch.tensor(src_ids + tgt_ids, device=device)}
+    return {
+        model.src_embedding: torch.tensor(src_ids, device=device),
+        model.embedding: torch.tensor(tgt_ids, device=device),
+    }
+
+
 class Learner:
     """Trains a model on one rank, with its optimizers, its average and its loss."""
 
@@ -127,7 +145,9 @@ class Learner:
             # The cache rounds a weight again if torch's version number of the weight has changed.
             # FSDP replaces weights without a new number, so that the cache would be out of date.
             cache_rounded_weights(model)
-        tokenizers = batch_maker.tokenizers
+        uncut_ids = None
+        if config.simcut:
+            uncut_ids = find_uncut_ids(model, batch_maker.tokenizers)
         self.objective: nn.Module = Objective(
             model,
             smoothing=config.label_smoothing,
@@ -135,10 +155,8 @@ class Learner:
             simcut=config.simcut,
             guided_alignment=config.guided_alignment,
             compiler=make_compiler(should_compile, device),
-            used_size=tokenizers.tgt.used_size,  # number of ids that occur
-            # EOS and BOS as in the code of Gao et al. (2022), and tags, which choose the language
-            uncut_src_ids=[tokenizers.src.eos_id, *find_symbol_ids(tokenizers.src)],
-            uncut_tgt_ids=[tokenizers.tgt.bos_id, *find_symbol_ids(tokenizers.tgt)],
+            used_size=batch_maker.tokenizers.tgt.used_size,  # number of ids that occur
+            uncut_ids=uncut_ids,
         )
 
     @property

@@ -14,7 +14,7 @@ Here nll is the negative log-likelihood of the correct token. `torch.nn.CrossEnt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -239,24 +239,16 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 
 
 @contextmanager
-def cut_embeddings(
-    model: FastTransformer, uncut_src_ids: Sequence[int], uncut_tgt_ids: Sequence[int]
-) -> Iterator[None]:
-    """Set the embeddings of random tokens to 0 during the block, except for the uncut ids.
+def cut_embeddings(uncut_ids: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """Set the outputs of embeddings to 0 for random tokens during the block.
 
-    With one vocabulary for both sides, the uncut ids of both sides are uncut everywhere.
+    `uncut_ids` has the ids that are never cut, keyed by the embedding.
     """
-    uncut_ids: dict[nn.Module, Sequence[int]] = {}  # keyed by the embedding
-    if model.src_embedding is None:
-        uncut_ids[model.embedding] = [*uncut_src_ids, *uncut_tgt_ids]
-    else:
-        uncut_ids[model.src_embedding] = uncut_src_ids
-        uncut_ids[model.embedding] = uncut_tgt_ids
 
     def cut(embedding: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         ids = inputs[0]
         is_drawn = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
-        is_uncut = torch.isin(ids, ids.new_tensor(uncut_ids[embedding]))
+        is_uncut = torch.isin(ids, uncut_ids[embedding])
         is_cut = is_drawn & ~is_uncut
         return embedded.masked_fill(is_cut.unsqueeze(-1), 0.0)
 
@@ -319,8 +311,7 @@ class Objective(nn.Module):
         guided_alignment: float = 0.0,
         compiler: Compiler | None = None,
         used_size: int | None = None,
-        uncut_src_ids: Sequence[int] = (),
-        uncut_tgt_ids: Sequence[int] = (),
+        uncut_ids: Mapping[nn.Module, Tensor] | None = None,
     ) -> None:
         """Choose the loss, and compile it and the forward pass with `compiler`, if there is one.
 
@@ -332,16 +323,14 @@ class Objective(nn.Module):
             guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
             compiler: compiles the forward pass and the loss of training.
             used_size: number of ids before the padding of the vocabulary; by default all.
-            uncut_src_ids: ids of source tokens that SimCut never cuts.
-            uncut_tgt_ids: ids of target tokens that SimCut never cuts.
+            uncut_ids: ids of tokens that SimCut never cuts, keyed by the embedding. Needed for it.
         """
         super().__init__()
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop or simcut else 1
         self.has_cut_pass = simcut > 0  # whether the second pass has embeddings set to 0
-        self.uncut_src_ids = uncut_src_ids
-        self.uncut_tgt_ids = uncut_tgt_ids
+        self.uncut_ids = uncut_ids
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax_loss: SoftmaxLoss = partial(eager_softmax_loss, used_size=used_size)
@@ -367,7 +356,8 @@ class Objective(nn.Module):
         for pass_index in range(self.num_passes):  # each draws new dropout
             cutting: AbstractContextManager[None] = nullcontext()
             if self.has_cut_pass and pass_index == 1:
-                cutting = cut_embeddings(self.model, self.uncut_src_ids, self.uncut_tgt_ids)
+                assert self.uncut_ids is not None
+                cutting = cut_embeddings(self.uncut_ids)
             pass_attention_out = attention_out if pass_index == 0 else None
             with cutting:
                 output = self.forward_model(
