@@ -71,11 +71,13 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
 def _check_languages(folder: Path, preparation: DataPreparation) -> None:
     """Raise a `DataError` if the command line names other languages than a data folder has."""
     typed_keys = {argument.partition("=")[0] for argument in preparation.arguments}
+    language_keys = [key for key in ("src_lang", "tgt_lang") if f"data.{key}" in typed_keys]
+    if not language_keys:
+        return
     languages = describe_languages(preparation.config.data)
     meta = read_meta(folder)
-    for key, actual_language in (("src_lang", meta.src_lang), ("tgt_lang", meta.tgt_lang)):
-        is_typed = f"data.{key}" in typed_keys
-        if is_typed and actual_language not in (languages[key], *DEFAULT_LANGUAGES):
+    for key in language_keys:
+        if getattr(meta, key) not in (languages[key], *DEFAULT_LANGUAGES):
             raise DataError(
                 f"{folder} has pairs from {meta.src_lang} to {meta.tgt_lang}; for "
                 f"data.{key}={languages[key]}, give another data_dir and run_dir"
@@ -128,7 +130,7 @@ def _find_unused_name(folder: str) -> str:
 def _compose_train_config(config: PreprocessConfig) -> TrainConfig:
     """Return the config of nmt-train for the experiment of a data folder."""
     words = [f"experiment={config.experiment}", f"data_dir={config.data_dir}"]
-    # `compose_command` calls the function only for a sweep, and these words are none
+    # `compose_command` calls the function only for a sweep, which these words do not request
     composed = compose_command(COMMANDS["train"], words, lambda _: None)
     assert composed is not None
     train_config: TrainConfig = composed.config

@@ -111,7 +111,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     if config.last is not None:
         return find_newest_checkpoints(run_dir, config.last)
     num_checkpoints = len(list_checkpoints(run_dir))
-    if num_checkpoints < average_last:
+    if 0 < num_checkpoints < average_last:
         log.info("the run has %d of average_last=%d checkpoints", num_checkpoints, average_last)
     count = min(average_last, num_checkpoints)
     # at least 1, so that `find_newest_checkpoints` raises an error for a run without checkpoints

@@ -121,8 +121,8 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     if refused_changes:
         raise ConfigError(
             f"{folder} belongs to another run ({', '.join(refused_changes)}); choose another "
-            f"run_dir (with init_from={folder}, it starts with these weights), or give these "
-            "settings their old values to resume it"
+            "run_dir, or give these settings their old values to resume it. A new run can start "
+            f"with its weights: init_from={folder}"
         )
     for key in sorted(changes):
         log.info("resuming with a changed setting: %s", changes[key])

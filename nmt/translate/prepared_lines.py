@@ -35,8 +35,8 @@ def prepare_line(
 ) -> PreparedLine:
     """Split off the text to copy, and recase the other text, except terms of the glossary.
 
-    `tokenizer` is that of the sources. With `has_prefix`, the translation continues a prefix, and
-    the line stays as it is.
+    `tokenizer` encodes sources. With `has_prefix`, the translation continues a prefix, and the line
+    does not change.
     """
     tag, source = split_tag(line, options.tags)
     if not source.strip():  # a line with only a tag is empty, too

@@ -196,7 +196,7 @@ class EncodedWindow:
     window: Window
     segments: list[list[Segment]]  # one list per line: empty if the line is empty or copied
     num_truncated: list[int]  # number of tokens removed from the end of each line
-    lines: list[PreparedLine]  # the lines as they are translated, but not split or truncated
+    lines: list[PreparedLine]  # prepared, before long ones are split or truncated
     num_target_tag_tokens: int  # number of tokens of the tag that all translations begin with
     has_hints: bool = False  # whether `segments` may contain hints of a glossary
 
